@@ -1,0 +1,173 @@
+"""What one agent is made of, as frozen structs: policy, sampling, objective, sharing rule, warm start.
+
+Nothing here imports torch, so that the command line can read, check and print a config at once. Field names follow TRL
+where TRL has the thing. Defaults are the method's recommended setting.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from agents.bounds import check_range
+from agents.sharing.config import SGT, SharingConfig
+from agents.tasks.config import TaskConfig
+
+__all__ = [
+    "AgentConfig",
+    "HFPolicy",
+    "Objective",
+    "PolicyConfig",
+    "Sampling",
+    "TaskConfig",
+    "TinyPolicy",
+    "WarmStart",
+]
+
+
+class TinyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="tiny"):
+    """A small randomly initialised causal LM with a tokenizer of its own, trained on the corpus in this package."""
+
+    arch: Literal["llama", "gpt_neox"] = "llama"
+    tokenizer: Literal["byte_bpe", "char", "unigram"] = "byte_bpe"
+    vocab_size: int = 192
+    hidden_size: int = 128
+    num_hidden_layers: int = 3
+    num_attention_heads: int = 4
+    max_context: int = 64
+
+    def __post_init__(self) -> None:
+        check_range(self, "vocab_size", ge=32, le=65_536)
+        check_range(self, "hidden_size", "num_hidden_layers", "num_attention_heads", ge=1)
+        check_range(self, "max_context", ge=8)
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` must be a multiple of `num_attention_heads`, got hidden_size={self.hidden_size}, "
+                f"num_attention_heads={self.num_attention_heads}"
+            )
+
+
+class HFPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="hf"):
+    """Any Hugging Face causal LM, by local path or hub name.
+
+    prompt_format: "auto" uses the tokenizer's chat template where it has one and plain text elsewhere; anything else is a
+    format string with `{prompt}`, for base models.
+    """
+
+    path: str
+    prompt_format: str = "auto"
+    max_context: int | None = None
+    attn_implementation: str | None = None
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("`path` must name a model directory or a hub id, got path=''")
+        if self.prompt_format != "auto" and "{prompt}" not in self.prompt_format:
+            raise ValueError(f"`prompt_format` must be \"auto\" or contain {{prompt}}, got prompt_format={self.prompt_format!r}")
+
+
+PolicyConfig = TinyPolicy | HFPolicy
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How completions are drawn in training. Evaluation is greedy with the same `max_completion_length`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_completion_length: int = 16
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range(self, "temperature", gt=0, le=10)
+        check_range(self, "top_p", gt=0, le=1)
+        check_range(self, "top_k", ge=0)
+        check_range(self, "max_completion_length", ge=1)
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """GRPO under TRL's option names and with TRL's meaning (agents/objectives/grpo.py has the formulas)."""
+
+    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    baseline: Literal["group", "leave_one_out"] = "group"
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    beta: float = 0.0
+    num_iterations: int = 1
+    mask_truncated_completions: bool = False
+
+    def __post_init__(self) -> None:
+        check_range(self, "epsilon", gt=0, lt=1)
+        check_range(self, "epsilon_high", gt=0)
+        check_range(self, "delta", gt=1)
+        check_range(self, "beta", ge=0)
+        check_range(self, "num_iterations", ge=1)
+
+
+class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Supervised steps before RL: `mix` gives each task's share of the training rows (shares are normalised)."""
+
+    steps: int = 0
+    mix: dict[str, float] = {}
+    learning_rate: float = 2e-3
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        check_range(self, "steps", ge=0)
+        check_range(self, "learning_rate", gt=0)
+        check_range(self, "batch_size", ge=1)
+        if self.steps and not self.mix:
+            raise ValueError(f"`mix` must name at least one task when steps > 0, got steps={self.steps}, mix={{}}")
+        for task, share in self.mix.items():
+            if not share > 0:
+                raise ValueError(f"`mix.{task}` must be > 0, got {share!r}")
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent. `[defaults]` in a run file sets any of these for all agents; `[agents.NAME]` wins over it.
+
+    prompts_per_step: P, prompts drawn each step. num_generations: G, completions per prompt.
+    micro_batch_size: rows per forward pass; any split gives the same update.
+    device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps". threads: CPU threads of torch.
+    skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
+    simulated_slowdown: stretches every step to this many times its length (1 = none), to study unequal speeds.
+    """
+
+    policy: PolicyConfig
+    sharing: SharingConfig = SGT()
+    objective: Objective = Objective()
+    sampling: Sampling = Sampling()
+    warm_start: WarmStart = WarmStart()
+    rewards: tuple[str, ...] = ("exact_match",)
+    reward_weights: tuple[float, ...] | None = None
+    skills: tuple[str, ...] = ()
+    prompts_per_step: int = 16
+    num_generations: int = 8
+    micro_batch_size: int = 256
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    threads: int = 1
+    simulated_slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "prompts_per_step", "micro_batch_size", "threads", ge=1)
+        check_range(self, "num_generations", ge=2)
+        check_range(self, "learning_rate", "max_grad_norm", gt=0)
+        check_range(self, "weight_decay", ge=0)
+        check_range(self, "simulated_slowdown", ge=1)
+        if not self.rewards:
+            raise ValueError("`rewards` must name at least one reward function, got rewards=()")
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.rewards):
+            raise ValueError(
+                f"`reward_weights` must have one weight per reward, got {len(self.reward_weights)} weights for "
+                f"{len(self.rewards)} rewards"
+            )

@@ -1,0 +1,77 @@
+"""The sharing rules' settings: one struct per rule, told apart by `rule`.
+
+A rule belongs to the agent that receives. Formulas and sources stand in the rule's own file beside this one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from agents.bounds import check_range
+
+
+class Isolated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="isolated"):
+    """Plain GRPO on the agent's own rollouts; nothing is asked of peers."""
+
+
+class PRP(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="prp"):
+    """Peer Rollout Pooling: whole peer rollouts enter the batch. Known to harm policies; the guards are on by default.
+
+    denominator: "behaviour" (the peer's own log-probs, carried over spans) or "receiver" (the receiver's log-probs at the
+    start of the step). max_peer_share: most of a pooled group that may be peer rows. weight: of the peer rows' loss.
+    max_lag: in producer versions.
+    """
+
+    denominator: Literal["behaviour", "receiver"] = "behaviour"
+    max_peer_share: float = 0.5
+    weight: float = 0.5
+    max_lag: int = 8
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_peer_share", gt=0, le=0.5)
+        check_range(self, "weight", gt=0, le=0.5)
+        check_range(self, "max_lag", ge=0)
+
+
+class XGRPO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="xgrpo"):
+    """Cross-Policy GRPO Advantage Sharing: peers' rewards enter the baseline, their rollouts do not.
+
+    peer_share: weight a of the peers' mean in the baseline; None weights by group size (the union's mean).
+    std: over the "union" of rewards or the agent's "own". max_lag: in producer versions.
+    """
+
+    peer_share: float | None = None
+    std: Literal["union", "own"] = "union"
+    max_lag: int = 32
+
+    def __post_init__(self) -> None:
+        check_range(self, "peer_share", ge=0, le=1)
+        check_range(self, "max_lag", ge=0)
+
+
+class SGT(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="sgt"):
+    """Success-Gated Transfer: imitate one verified peer success on each prompt where all own rollouts failed.
+
+    lambda: weight of the imitation loss; lambda_final: its value at the last step (linear in between), None keeps it.
+    threshold: reward from which a rollout is a success. normalise: "step" divides by the step's prompts, "rescued" by the
+    rescued ones. gate: "off" learns from every peer success, rescued or not (a control). window: steps for which an own
+    failure waits for a late success. max_age_s: how old a peer success may be, by the hub's clock.
+    """
+
+    lambda_: float = msgspec.field(default=0.1, name="lambda")
+    lambda_final: float | None = None
+    threshold: float = 1.0
+    normalise: Literal["step", "rescued"] = "step"
+    gate: Literal["on", "off"] = "on"
+    window: int = 8
+    max_age_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "lambda_", "lambda_final", ge=0)
+        check_range(self, "window", ge=0)
+        check_range(self, "max_age_s", gt=0)
+
+
+SharingConfig = Isolated | PRP | XGRPO | SGT

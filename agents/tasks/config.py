@@ -1,0 +1,87 @@
+"""The tasks' settings: generated string tasks with verifiable answers, and data files."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from agents.bounds import check_range
+
+
+class _Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """name: unique in the run. heldout: how many prompts are kept for evaluation, never trained on.
+
+    template: the prompt, with `{x}` in the place of the problem; None takes the kind's own.
+    """
+
+    name: str
+    heldout: int = 64
+    template: str | None = None
+
+    def __post_init__(self) -> None:
+        check_range(self, "heldout", ge=1)
+        if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
+            raise ValueError(f"`name` must be letters, digits, '-' and '_', got name={self.name!r}")
+        if self.template is not None and "{x}" not in self.template:
+            raise ValueError(f"`template` must contain {{x}}, got template={self.template!r}")
+
+
+class Reverse(_Task, frozen=True, kw_only=True, tag="reverse"):
+    """Reverse a string of `length` letters of `alphabet`."""
+
+    alphabet: str = "abcdef"
+    length: int = 3
+    limit: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "length", ge=2, le=32)
+        check_range(self, "limit", ge=2)
+
+
+class Sort(Reverse, frozen=True, kw_only=True, tag="sort"):
+    """Sort the letters of a string of `length` letters of `alphabet`."""
+
+
+class Add(_Task, frozen=True, kw_only=True, tag="add"):
+    """Add two whole numbers from 0 to `largest`."""
+
+    largest: int = 20
+    limit: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "largest", ge=1)
+        check_range(self, "limit", ge=2)
+
+
+class SwapWords(_Task, frozen=True, kw_only=True, tag="swap_words"):
+    """Swap two words."""
+
+    words: tuple[str, ...] = ("red", "blue", "green", "cat", "dog", "sun", "moon", "tree", "fish", "bird", "one", "two")
+    limit: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "limit", ge=2)
+
+
+class Data(_Task, frozen=True, kw_only=True, tag="data"):
+    """Rows from a JSONL file or a Hugging Face dataset, with a `prompt` column (text or messages).
+
+    path: a .jsonl file, a directory saved by `datasets`, or a hub name. All other columns reach the reward functions by
+    name. limit: most rows taken. `template`, where given, wraps a text prompt.
+    """
+
+    path: str
+    split: str = "train"
+    source: Literal["auto", "jsonl", "datasets"] = "auto"
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "limit", ge=2)
+
+
+TaskConfig = Reverse | Sort | Add | SwapWords | Data

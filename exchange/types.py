@@ -1,0 +1,131 @@
+"""The kinds of experience that cross the exchange.
+
+Every kind is a tagged struct, map-encoded, so that fields can be added later; readers ignore fields that they do not know.
+Arrays are numpy and travel out of band (exchange/arrays.py). Text crosses as UTF-8 bytes and is what a receiver with
+another tokenizer reads; token ids are only of use to a receiver with the same tokenizer fingerprint.
+
+Shape legend: G completions of one prompt · N tokens of all G completions, one after the other · S bytes of all G texts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NewType
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+AgentName = NewType("AgentName", str)
+PromptId = NewType("PromptId", str)
+Cursor = NewType("Cursor", int)
+
+Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+
+
+class Version(msgspec.Struct, frozen=True, order=True):
+    """A policy version; ordered by epoch (a restarted trainer's count) first, then by optimizer steps."""
+
+    epoch: int
+    step: int
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One chat message of a prompt."""
+
+    role: str
+    content: Text
+
+
+class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every kind carries. agent: the producer. step: the producer's step at sampling. version: of the policy that
+    sampled, fixed before generation began."""
+
+    agent: AgentName
+    step: int
+    version: Version
+
+
+class StepPrompts(Experience, frozen=True, kw_only=True, tag="prompts/1"):
+    """Producer to all, once per step, after everything else of that step: these prompts were sampled and judged.
+
+    It is what makes "the peer tried and failed" different from "the peer has not come here yet", lets an agent that is
+    behind follow, and closes a step in lockstep. Example: StepPrompts(agent="alpha", step=3, version=Version(0, 3),
+    prompt_ids=("4f0c…",)).
+    """
+
+    prompt_ids: tuple[PromptId, ...]
+
+
+class PromptExperience(Experience, frozen=True, kw_only=True):
+    """Experience on one prompt. prompt_id: hash of task and prompt, equal for all agents."""
+
+    prompt_id: PromptId
+    task: str
+
+
+class GroupRewards(PromptExperience, frozen=True, kw_only=True, tag="rewards/1"):
+    """Producer to learners by XGRPO: the rewards [G] of one group and nothing else.
+
+    rewards: float32 [G], NaN where every reward function abstained. reward_fingerprint: equal only for equal reward
+    functions and weights; a receiver pools only equals.
+    """
+
+    rewards: npt.NDArray[np.float32]
+    reward_fingerprint: str
+
+
+class VerifiedSuccesses(PromptExperience, frozen=True, kw_only=True, tag="successes/1"):
+    """Producer to learners by SGT: the texts of a group's verified, naturally ended successes (C of them).
+
+    texts: uint8 [S]; text_lengths: int32 [C] in bytes. token_ends: int32 [M], byte offset behind every content token of
+    the source's own tokenization, counted from 0 within each text (the end-of-sequence token is left out);
+    token_counts: int32 [C]. tokenizer: fingerprint of the source.
+    """
+
+    texts: npt.NDArray[np.uint8]
+    text_lengths: npt.NDArray[np.int32]
+    token_ends: npt.NDArray[np.int32]
+    token_counts: npt.NDArray[np.int32]
+    rewards: npt.NDArray[np.float32]
+    tokenizer: str
+
+
+class RolloutGroup(PromptExperience, frozen=True, kw_only=True, tag="rollouts/1"):
+    """Producer to learners by PRP: one whole group, all G rollouts.
+
+    messages: the prompt, rendered by each receiver in its own format. texts, text_lengths [G], token_ends, token_counts
+    [G]: as in VerifiedSuccesses; token_ends is [N] and an end-of-sequence token has the end of the token before it.
+    ids: int32 [N] as sampled, end-of-sequence token included. logprobs: float32 [N], of the sampled tokens under the
+    sampling distribution at `temperature`. finished: bool [G], ended by its own end-of-sequence token (not truncated).
+    rewards: float32 [G], NaN where abstained. reward_fingerprint, tokenizer: as above.
+    """
+
+    messages: tuple[Message, ...]
+    texts: npt.NDArray[np.uint8]
+    text_lengths: npt.NDArray[np.int32]
+    token_ends: npt.NDArray[np.int32]
+    token_counts: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    finished: npt.NDArray[np.bool_]
+    rewards: npt.NDArray[np.float32]
+    reward_fingerprint: str
+    tokenizer: str
+    temperature: float
+
+    def __post_init__(self) -> None:
+        tokens = int(self.token_counts.sum())
+        for name in ("token_ends", "ids", "logprobs"):
+            got = len(getattr(self, name))
+            if got != tokens:
+                raise ValueError(f"`{name}` must have sum(token_counts)={tokens} entries, got {got}")
+        groups = len(self.token_counts)
+        for name in ("text_lengths", "finished", "rewards"):
+            got = len(getattr(self, name))
+            if got != groups:
+                raise ValueError(f"`{name}` must have one entry per completion ({groups}), got {got}")
+        if int(self.text_lengths.sum()) != len(self.texts):
+            raise ValueError(f"`texts` must have sum(text_lengths)={int(self.text_lengths.sum())} bytes, got {len(self.texts)}")
+
+
+AnyExperience = StepPrompts | GroupRewards | VerifiedSuccesses | RolloutGroup

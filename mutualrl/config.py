@@ -1,0 +1,87 @@
+"""A run, as frozen structs: agents, tasks, topology, exchange, evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from agents.bounds import check_range
+from agents.config import AgentConfig, TaskConfig
+
+
+class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`learner` may learn from `teacher`; kinds restricts which experience may cross (None: all)."""
+
+    learner: str
+    teacher: str
+    kinds: tuple[Literal["rollouts", "rewards", "successes"], ...] | None = None
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may learn from whom. shape: "complete", "ring", "hub:NAME" (spokes and NAME learn from each other), or "edges"."""
+
+    shape: str = "complete"
+    edges: tuple[Edge, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("complete", "ring", "edges") and not self.shape.startswith("hub:"):
+            raise ValueError(f"`shape` must be complete, ring, hub:NAME or edges, got shape={self.shape!r}")
+        if bool(self.edges) != (self.shape == "edges"):
+            raise ValueError(f"`edges` goes with shape=\"edges\", got shape={self.shape!r} with {len(self.edges)} edges")
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hub's bounds. memory_bytes: experience kept; the oldest goes first. credit_*: unacknowledged sends per worker."""
+
+    memory_bytes: int = 256 * 2**20
+    credit_messages: int = 64
+    credit_bytes: int = 64 * 2**20
+    heartbeat_s: float = 2.0
+    request_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "memory_bytes", "credit_bytes", ge=2**20)
+        check_range(self, "credit_messages", ge=1)
+        check_range(self, "heartbeat_s", "request_timeout_s", gt=0)
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Greedy accuracy on held-out prompts before the first step, every `every` steps (0: never), and at the end."""
+
+    every: int = 20
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", ge=0)
+        check_range(self, "batch_size", ge=1)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of `mutualrl up`.
+
+    mode: "async" (nobody waits for a peer) or "lockstep" (every agent meets its peers' rows of the same step; the same
+    seed gives the same numbers on the same machine). schedule: "seed" (all agents draw step t's prompts alike) or
+    "follow" (an agent takes the newest prompts that its peers published and it has not met).
+    checkpoint_every: steps between checkpoints (0: only at the end). step_timeout_s: in lockstep, how long a step may wait
+    for a peer; in both modes, silence after which the run says who waits for whom.
+    """
+
+    name: str = "run"
+    seed: int = 0
+    steps: int = 100
+    mode: Literal["async", "lockstep"] = "async"
+    schedule: Literal["seed", "follow"] = "seed"
+    output_dir: str = "runs"
+    checkpoint_every: int = 0
+    step_timeout_s: float = 300.0
+    tasks: tuple[TaskConfig, ...]
+    agents: dict[str, AgentConfig]
+    topology: Topology = Topology()
+    exchange: Exchange = Exchange()
+    evaluation: Evaluation = Evaluation()
+
+    def __post_init__(self) -> None:
+        check_range(self, "steps", ge=1)
+        check_range(self, "checkpoint_every", ge=0)
+        check_range(self, "step_timeout_s", gt=0)
