@@ -1,0 +1,27 @@
+"""Errors of the agents package; all picklable, each leaf also a stdlib error."""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """Root of this package's errors."""
+
+
+class TaskError(AgentError, ValueError):
+    """A task or its data cannot be used."""
+
+
+class RewardError(AgentError, ValueError):
+    """A reward function is unknown, misshapen, or failed."""
+
+
+class PolicyError(AgentError, ValueError):
+    """A policy cannot be built or cannot hold what it is asked to."""
+
+
+class ObjectiveError(AgentError, ValueError):
+    """A training batch cannot be turned into a loss."""
+
+
+class NonFiniteError(AgentError, ArithmeticError):
+    """Losses or gradients stayed non-finite for too many steps in a row."""
