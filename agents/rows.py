@@ -1,0 +1,63 @@
+"""Training rows: what a sharing rule hands to the learner.
+
+Shape legend: Tp tokens of a prompt · T tokens of a completion · S spans of a completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.advantages import Advantages
+from agents.config import Objective
+from agents.types import Group
+
+
+class Stream(StrEnum):
+    """Where a row comes from; every loss component reads exactly one stream."""
+
+    OWN = "own"
+    PEER = "peer"
+    RESCUE = "rescue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """A peer's behaviour log-probs over the spans of a retokenised completion.
+
+    span [T]: which span each receiver token belongs to, 0..S-1, non-decreasing. logprobs [S]: the peer's log-prob of the
+    whole span, known only as this sum.
+    """
+
+    span: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One completion to train on: prompt_ids [Tp], ids [T], and one advantage and weight for all of its tokens."""
+
+    stream: Stream
+    prompt_ids: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.int32]
+    advantage: float = 0.0
+    weight: float = 1.0
+    spans: Spans | None = None
+
+
+def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objective: Objective) -> list[Row]:
+    """The own stream: one row per completion that has a reward.
+
+    With `mask_truncated_completions` a completion that hit the length limit is no row at all (its reward still shaped the
+    baseline), so that no loss denominator counts it.
+    """
+    return [
+        Row(stream=Stream.OWN, prompt_ids=group.prompt_ids, ids=completion.ids, advantage=float(advantage))
+        for group, group_advantages in zip(groups, advantages, strict=True)
+        for completion, advantage in zip(group.completions, group_advantages, strict=True)
+        if not np.isnan(advantage) and (completion.finished or not objective.mask_truncated_completions)
+    ]

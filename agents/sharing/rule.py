@@ -1,0 +1,92 @@
+"""What a sharing rule is, what it is given, and what it returns.
+
+A rule belongs to the agent that receives. It decides which peer experience it needs, which peer rows enter the batch, and
+over which set of rewards advantages are computed. Three switches, one pipeline (Mutual Reinforcement Learning,
+arXiv 2605.07244).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.rows import Row
+from agents.types import Group, Prompt
+from exchange.types import AgentName, GroupRewards, PromptId, RolloutGroup, VerifiedSuccesses
+from tokenalign import Translation
+
+PeerExperience = GroupRewards | VerifiedSuccesses | RolloutGroup
+Peers = Mapping[PromptId, Sequence[PeerExperience]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerText:
+    """One peer completion as text: its bytes, the source's token ends in it, and whether it ended by itself."""
+
+    text: bytes
+    token_ends: npt.NDArray[np.int32]
+    finished: bool
+    has_eos: bool
+
+
+class Receiver(Protocol):
+    """What a rule may ask of the agent that it works for."""
+
+    @property
+    def reward_fingerprint(self) -> str: ...
+
+    @property
+    def tokenizer_fingerprint(self) -> str: ...
+
+    async def verify(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> npt.NDArray[np.float32]:
+        """Score peers' texts [N] with the receiver's own reward functions, NaN where they abstain."""
+        ...
+
+    def translate(self, peer: PeerText) -> Translation:
+        """Receiver ids for a peer's text; tokenalign.TranslationError when it cannot be had exactly or is too long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """One peer success that entered the batch, kept for the report."""
+
+    peer: AgentName
+    prompt: Prompt
+    source: PeerText
+    translation: Translation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A step's training rows. counters: metric name -> value, logged under the agent's name."""
+
+    rows: Sequence[Row]
+    counters: Mapping[str, float] = field(default_factory=dict)
+    rescues: Sequence[Rescue] = ()
+
+
+class SharingRule(Protocol):
+    """kinds: short names of the experience that it needs. window: steps for which a prompt stays open for late experience.
+
+    max_lag: in producer versions, None for no limit. max_age_s: by the hub's clock, None for no limit.
+    """
+
+    kinds: frozenset[str]
+    window: int
+    max_lag: int | None
+    max_age_s: float | None
+
+    def open_prompts(self) -> Sequence[PromptId]:
+        """Prompts of earlier steps on which late experience is still of use."""
+        ...
+
+    async def share(
+        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
+    ) -> Shared:
+        """Turn the step's own groups and the peers' experience on own and open prompts into training rows."""
+        ...

@@ -1,0 +1,40 @@
+"""Single completions out of the packed records in which they cross."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agents.sharing.rule import PeerText
+from exchange.types import RolloutGroup, VerifiedSuccesses
+
+
+def unpack(record: VerifiedSuccesses | RolloutGroup) -> Sequence[PeerText]:
+    """The record's completions, in order. Raises ValueError, naming the field, when its lengths contradict each other."""
+    texts = record.texts.tobytes()
+    text_ends = np.cumsum(record.text_lengths, dtype=np.int64)
+    token_bounds = np.cumsum(record.token_counts, dtype=np.int64)
+    for name, ends, total in (("texts", text_ends, len(texts)), ("token_ends", token_bounds, len(record.token_ends))):
+        if (np.diff(ends, prepend=0) < 0).any() or int(ends[-1] if len(ends) else 0) != total:
+            raise ValueError(f"lengths of `{name}` from {record.agent} do not add up to its {total} entries")
+    if len(text_ends) != len(token_bounds):
+        raise ValueError(f"{record.agent} sent {len(text_ends)} texts and {len(token_bounds)} token counts")
+    if isinstance(record, RolloutGroup):
+        finished = record.finished.tolist()
+    else:
+        finished = [True] * len(text_ends)
+    unpacked = []
+    for index in range(len(text_ends)):
+        start = int(text_ends[index - 1]) if index else 0
+        token_start = int(token_bounds[index - 1]) if index else 0
+        ends = record.token_ends[token_start : int(token_bounds[index])]
+        unpacked.append(
+            PeerText(
+                text=texts[start : int(text_ends[index])],
+                token_ends=ends,
+                finished=finished[index],
+                has_eos=isinstance(record, RolloutGroup) and finished[index],
+            )
+        )
+    return unpacked

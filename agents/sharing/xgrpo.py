@@ -1,0 +1,95 @@
+"""`xgrpo`: Cross-Policy GRPO Advantage Sharing. Peers' rewards enter the baseline; their rollouts do not enter the batch.
+
+    b   = (1 - a) mean R^n + a mean R^m
+    A_i = (r_i - b) / (std + eps)          for own i
+
+Source: Mutual Reinforcement Learning (arXiv 2605.07244), which says it in words; the formula is our reading. a is the
+peers' share, by default G_m / (G_n + G_m), which makes b the union's mean. std is the union's or the own group's.
+
+Deviations of ours: rewards are pooled only between equal reward fingerprints; the newest group of each peer counts; with
+std = "own" a group of equal own rewards has advantage 0 (the formula would divide by eps alone).
+
+Degenerate case, counted as `xgrpo/all_fail_peer_success`: all own rows fail while a peer succeeded. Every own row then has
+the same negative advantage, a push away from what was sampled whose expected direction vanishes with the own success rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.advantages import Advantages, Rewards, batch_spread, group_advantages, mean, scaled, spread
+from agents.config import Objective
+from agents.rows import own_rows
+from agents.sharing.config import XGRPO
+from agents.sharing.isolated import rewards_of
+from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared
+from agents.types import Group
+from exchange.types import AgentName, GroupRewards, PromptId
+
+
+def shared_baseline_advantages(
+    own: Rewards, peers: npt.NDArray[np.float32], config: XGRPO, objective: Objective, batch_std: float
+) -> Advantages:
+    """Advantages [G_n] of the own rewards against a baseline that peer rewards [G_m] share in.
+
+    No present peer reward gives `group_advantages` of the own rewards, bit for bit.
+    """
+    peers = peers[~np.isnan(peers)]
+    if not len(peers) or np.isnan(own).all():
+        return group_advantages(own, objective, batch_std)
+    union = np.concatenate([own, peers])
+    own_count = int((~np.isnan(own)).sum())
+    share = len(peers) / (own_count + len(peers)) if config.peer_share is None else config.peer_share
+    baseline = mean(union) if config.peer_share is None else (1 - share) * mean(own) + share * mean(peers)
+    std = spread(union) if config.std == "union" else spread(own)
+    differences = own.astype(np.float64) - baseline
+    if std == 0.0 and objective.scale_rewards == "group":
+        differences = differences * 0.0
+    return scaled(differences, std, objective, batch_std)
+
+
+class XGRPORule:
+    """Needs only rewards of its peers."""
+
+    kinds: frozenset[str] = frozenset({"rewards"})
+    window = 0
+    max_age_s: float | None = None
+
+    def __init__(self, config: XGRPO, objective: Objective, receiver: Receiver) -> None:
+        self._config = config
+        self._objective = objective
+        self._receiver = receiver
+        self.max_lag: int | None = config.max_lag
+
+    def open_prompts(self) -> Sequence[PromptId]:
+        return ()
+
+    def _newest_rewards(self, experience: Sequence[PeerExperience]) -> list[Rewards]:
+        newest: dict[AgentName, GroupRewards] = {}
+        for record in experience:
+            if isinstance(record, GroupRewards) and record.reward_fingerprint == self._receiver.reward_fingerprint:
+                held = newest.get(record.agent)
+                if held is None or record.version > held.version:
+                    newest[record.agent] = record
+        return [newest[agent].rewards for agent in sorted(newest)]
+
+    async def share(
+        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
+    ) -> Shared:
+        batch_std = batch_spread([rewards_of(group) for group in groups])
+        advantages: list[Advantages] = []
+        pooled = degenerate = 0
+        for group in groups:
+            own = rewards_of(group)
+            records = self._newest_rewards(peers.get(group.prompt.id, ()))
+            peer_rewards = np.concatenate(records) if records else np.empty(0, dtype=np.float32)
+            advantages.append(shared_baseline_advantages(own, peer_rewards, self._config, self._objective, batch_std))
+            pooled += bool(records)
+            degenerate += bool(records) and mean(own) == 0.0 and spread(own) == 0.0 and mean(peer_rewards) > 0.0
+        return Shared(
+            rows=own_rows(groups, advantages, self._objective),
+            counters={"xgrpo/pooled_groups": pooled, "xgrpo/all_fail_peer_success": degenerate},
+        )
