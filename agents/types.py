@@ -6,7 +6,7 @@ Shape legend: P prompts · G completions of one prompt · T tokens of one comple
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,16 @@ from exchange.types import Message, PromptId, Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One problem. id: hash of task and messages, equal for all agents. columns: what reward functions get by name."""
+    """One problem. id: hash of task and messages, equal for all agents. columns: what reward functions get by name.
+
+    conversational: the data gave messages, not text, and reward functions get messages back (TRL's convention).
+    """
 
     id: PromptId
     task: str
     messages: tuple[Message, ...]
     columns: Mapping[str, object]
+    conversational: bool = False
 
     @property
     def text(self) -> str:
@@ -60,3 +64,9 @@ class Group:
     step: int
     version: Version
     rewards: npt.NDArray[np.float32] | None = None
+
+    def scored(self, rewards: npt.NDArray[np.float32]) -> Group:
+        """The same group with its rewards [G]."""
+        if len(rewards) != len(self.completions):
+            raise ValueError(f"`rewards` must have one entry per completion ({len(self.completions)}), got {len(rewards)}")
+        return replace(self, rewards=rewards)

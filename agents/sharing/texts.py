@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from agents.sharing.rule import PeerText
 from exchange.types import RolloutGroup, VerifiedSuccesses
@@ -34,7 +35,12 @@ def unpack(record: VerifiedSuccesses | RolloutGroup) -> Sequence[PeerText]:
                 text=texts[start : int(text_ends[index])],
                 token_ends=ends,
                 finished=finished[index],
-                has_eos=isinstance(record, RolloutGroup) and finished[index],
+                has_eos=isinstance(record, RolloutGroup) and finished[index] and _ends_in_zero_width(ends),
             )
         )
     return unpacked
+
+
+def _ends_in_zero_width(token_ends: npt.NDArray[np.int32]) -> bool:
+    """Whether the last token covers no bytes: an end-of-sequence token, as against a stop string."""
+    return len(token_ends) > 0 and int(token_ends[-1]) == (int(token_ends[-2]) if len(token_ends) > 1 else 0)

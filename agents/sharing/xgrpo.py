@@ -88,7 +88,7 @@ class XGRPORule:
             peer_rewards = np.concatenate(records) if records else np.empty(0, dtype=np.float32)
             advantages.append(shared_baseline_advantages(own, peer_rewards, self._config, self._objective, batch_std))
             pooled += bool(records)
-            degenerate += bool(records) and mean(own) == 0.0 and spread(own) == 0.0 and mean(peer_rewards) > 0.0
+            degenerate += bool(records) and spread(own) == 0.0 and np.nanmax(peer_rewards) > np.nanmax(own)
         return Shared(
             rows=own_rows(groups, advantages, self._objective),
             counters={"xgrpo/pooled_groups": pooled, "xgrpo/all_fail_peer_success": degenerate},

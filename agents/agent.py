@@ -1,0 +1,272 @@
+"""One agent: the loop that samples, judges, publishes, gathers, shares and learns.
+
+Who waits for whom, in one step:
+
+    schedule ─> sample ─> reward ─> publish ─> gather ─> share ─> learn ─> tell
+                  │         │          │          │                 │
+               torch     reward    hub's ack   hub's answer;     torch
+               thread    thread    (credit)    a peer only in    thread
+                                               lockstep
+
+The event loop itself never computes: torch runs on one thread of its own, rewards on another, so that heartbeats go out
+whatever a step does. In async mode an agent never waits for a peer. In lockstep it waits for every teacher to close the
+same step, with a deadline, and the error names who did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from agents.checkpoint import save_checkpoint
+from agents.config import AgentConfig
+from agents.evaluate import TaskScore, evaluate
+from agents.learner import Learner
+from agents.metrics import group_metrics, rescue_line
+from agents.peers import PeerFeed, wait_stopped
+from agents.policies import Policy
+from agents.publish import Producer
+from agents.receiver import PeerReceiver
+from agents.rewards import Rewards
+from agents.rows import Stream
+from agents.samplers import HFSampler
+from agents.sharing.rule import Shared, SharingRule
+from agents.sink import JsonlSink
+from agents.tasks import TaskData
+from agents.tasks.schedule import draw
+from agents.types import Group, Prompt
+from exchange import Client
+from exchange.types import AgentName, StepPrompts, Version
+
+T = TypeVar("T")
+
+MAX_RESCUES_LOGGED = 200
+"""Rescues written for the report, per agent; the counters count all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """What a run says about the loop of each of its agents."""
+
+    seed: int
+    steps: int
+    mode: Literal["async", "lockstep"]
+    schedule: Literal["seed", "follow"]
+    evaluate_every: int
+    evaluation_batch_size: int
+    checkpoint_every: int
+    step_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything that an agent works with, made by whoever knows the config."""
+
+    policy: Policy
+    sampler: HFSampler
+    learner: Learner
+    rewards: Rewards
+    receiver: PeerReceiver
+    rule: SharingRule
+    producer: Producer
+    tasks: Sequence[TaskData]
+    sink: JsonlSink
+    checkpoints: Path
+
+
+class Agent:
+    """Runs `loop.steps` steps, or until told to stop. `run` may be called once."""
+
+    def __init__(
+        self,
+        name: AgentName,
+        config: AgentConfig,
+        loop: Loop,
+        parts: Parts,
+        client: Client,
+        *,
+        teachers: Sequence[AgentName],
+        started_at_s: float,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._loop = loop
+        self._parts = parts
+        self._client = client
+        self._train = [prompt for task in parts.tasks for prompt in task.train]
+        self._feed = PeerFeed(
+            client,
+            parts.rule,
+            teachers=teachers,
+            prompts={prompt.id: prompt for prompt in self._train},
+            lockstep=loop.mode == "lockstep",
+            step_timeout_s=loop.step_timeout_s,
+        )
+        self._started_at_s = started_at_s
+        self._version = Version(client.epoch, 0)
+        self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._rescues_logged = 0
+
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Train; returns whether all steps were made. `stop` ends the loop within the current step, with a checkpoint.
+
+        Cancellation leaves no checkpoint and at most one computation that still runs on the torch thread.
+        """
+        try:
+            step = 0
+            await self._evaluate(0)
+            while step < self._loop.steps and not stop.is_set():
+                if await self._step(step, stop):
+                    step += 1
+            finished = step == self._loop.steps
+            self._feed.hits.close()
+            self._log(step, self._feed.hits.take())
+            if finished and (not self._loop.evaluate_every or step % self._loop.evaluate_every):
+                await self._evaluate(step)
+            await self._checkpoint("final" if finished else f"step-{step:06d}", step)
+            return finished
+        finally:
+            self._torch.shutdown(wait=False, cancel_futures=True)
+
+    async def _on_torch_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+    async def _step(self, step: int, stop: asyncio.Event) -> bool:
+        """One step; False when told to stop before it had learned."""
+        started = time.perf_counter()
+        prompts = await self._draw(step)
+        groups = await self._sample(prompts, step)
+        sampled = time.perf_counter()
+        groups = await self._score(groups)
+        await self._publish(groups, step)
+        gathered = await self._feed.gather(step, [prompt.id for prompt in prompts])
+        shared = await self._parts.rule.share(
+            groups,
+            gathered.experience,
+            step=step,
+            steps=self._loop.steps,
+            rng=np.random.default_rng([self._loop.seed, step, sum(self._name.encode())]),
+        )
+        if stop.is_set():
+            return False
+        waited = time.perf_counter() - sampled
+        learned = await self._on_torch_thread(lambda: self._parts.learner.step(shared.rows, prompts=len(prompts)))
+        self._version = Version(self._version.epoch, self._version.step + 1)
+        await self._client.progress(step=step + 1, version=self._version)
+        busy = time.perf_counter() - started
+        if self._config.simulated_slowdown > 1:
+            await wait_stopped(stop, busy * (self._config.simulated_slowdown - 1))
+        metrics = group_metrics(groups) | gathered.metrics | shared.counters | learned | self._streams(shared)
+        metrics |= self._feed.hits.take() | self._parts.receiver.take()
+        metrics |= {"step_time": time.perf_counter() - started, "sample_time": sampled - started, "exchange_time": waited}
+        metrics["tokens_per_s"] = metrics["num_tokens"] / metrics["step_time"]
+        self._log(step + 1, metrics)
+        self._log_rescues(step + 1, shared)
+        if self._loop.evaluate_every and (step + 1) % self._loop.evaluate_every == 0:
+            await self._evaluate(step + 1)
+        if self._loop.checkpoint_every and (step + 1) % self._loop.checkpoint_every == 0:
+            await self._checkpoint(f"step-{step + 1:06d}", step + 1)
+        return True
+
+    async def _draw(self, step: int) -> list[Prompt]:
+        count = self._config.prompts_per_step
+        chosen: list[Prompt] = []
+        if self._loop.schedule == "follow":
+            await self._feed.refresh()
+            chosen = self._feed.follow(step, count)
+        have = {prompt.id for prompt in chosen}
+        drawn = draw(self._train, seed=self._loop.seed, step=step, count=count)
+        return (chosen + [prompt for prompt in drawn if prompt.id not in have])[:count]
+
+    async def _sample(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
+        return await self._on_torch_thread(
+            lambda: self._parts.sampler.sample(
+                prompts,
+                num_generations=self._config.num_generations,
+                step=step,
+                version=self._version,
+                seed=self._loop.seed,
+            )
+        )
+
+    async def _score(self, groups: Sequence[Group]) -> list[Group]:
+        prompts = [group.prompt for group in groups for _ in group.completions]
+        texts = [each.text.decode("utf-8", errors="replace") for group in groups for each in group.completions]
+        rewards = await self._parts.rewards.score(prompts, texts, policy=self._name)
+        per_group = np.split(rewards, np.cumsum([len(group.completions) for group in groups])[:-1])
+        return [group.scored(each) for group, each in zip(groups, per_group, strict=True)]
+
+    async def _publish(self, groups: Sequence[Group], step: int) -> None:
+        """Everything of the step, then the record that closes it."""
+        async with asyncio.TaskGroup() as publishing:
+            for group in groups:
+                for record in self._parts.producer.records(group):
+                    publishing.create_task(_done(self._client.publish(record)))
+        await self._client.publish(
+            StepPrompts(
+                agent=self._name, step=step, version=self._version, prompt_ids=tuple(group.prompt.id for group in groups)
+            )
+        )
+
+    async def _evaluate(self, step: int) -> None:
+        scores = await self._on_torch_thread(
+            lambda: evaluate(
+                self._parts.sampler, self._parts.tasks, self._parts.rewards, batch_size=self._loop.evaluation_batch_size
+            )
+        )
+        self._log(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
+        for score in scores:
+            self._parts.sink.evaluation(self._evaluation_line(step, score))
+
+    def _evaluation_line(self, step: int, score: TaskScore) -> dict[str, object]:
+        return {
+            "agent": self._name,
+            "step": step,
+            "wall_s": self._wall_s(),
+            "task": score.task,
+            "own_skill": score.task in self._config.skills,
+            "accuracy": score.accuracy,
+            "correct": [int(each) for each in score.correct],
+            "prompt_ids": list(score.prompt_ids),
+            "mean_length": score.mean_length,
+            "eos_rate": score.eos_rate,
+        }
+
+    async def _checkpoint(self, name: str, step: int) -> None:
+        await self._on_torch_thread(
+            lambda: save_checkpoint(
+                self._parts.policy, self._parts.checkpoints, name=name, step=step, version=self._version
+            )
+        )
+
+    def _streams(self, shared: Shared) -> dict[str, float]:
+        counts = {stream: sum(row.stream is stream for row in shared.rows) for stream in Stream}
+        total = max(len(shared.rows), 1)
+        return {f"rows/{stream}": float(count) for stream, count in counts.items()} | {
+            "peer/share": (total - counts[Stream.OWN]) / total if shared.rows else 0.0
+        }
+
+    def _wall_s(self) -> float:
+        return round(time.time() - self._started_at_s, 3)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        line: dict[str, object] = {"agent": self._name, "step": step, "wall_s": self._wall_s()}
+        line |= {f"{self._name}/{name}": round(value, 6) for name, value in metrics.items()}
+        self._parts.sink.metrics(line)
+
+    def _log_rescues(self, step: int, shared: Shared) -> None:
+        for rescue in shared.rescues:
+            if self._rescues_logged < MAX_RESCUES_LOGGED:
+                self._rescues_logged += 1
+                self._parts.sink.rescue({"agent": self._name, "step": step} | rescue_line(rescue))
+
+
+async def _done(work: Awaitable[object]) -> None:
+    await work

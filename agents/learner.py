@@ -1,0 +1,152 @@
+"""One optimization step from training rows. Knows no algorithm: forward, sum the components, one optimizer step.
+
+Shape legend: B rows of a microbatch · T completion tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agents.errors import NonFiniteError, ObjectiveError
+from agents.microbatch import MicroBatch, collate, completion_logits, mean_entropy, split, token_logprobs
+from agents.objectives.component import Component, LogProbs
+from agents.optimizer import MasterAdamW
+from agents.rows import Row, Stream
+
+MAX_NON_FINITE_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """What the learner takes from an agent's config."""
+
+    temperature: float
+    pad_id: int
+    micro_batch_size: int
+    num_iterations: int
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A microbatch with the log-probs that were fixed before the step's first update; None where they are not needed."""
+
+    batch: MicroBatch
+    old: Tensor | None
+    ref: Tensor | None
+
+
+class Learner:
+    """Owns the optimizer. Not thread-safe: one thread at a time calls `step`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        components: Sequence[Component],
+        settings: LearnerSettings,
+    ) -> None:
+        self._model = model
+        self._components = components
+        self._settings = settings
+        self._device = next(model.parameters()).device
+        self._optimizer = MasterAdamW(
+            model.parameters(),
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+        )
+        needs_ref = any(component.needs_ref for component in components)
+        self._reference = copy.deepcopy(model).requires_grad_(False) if needs_ref else None
+        self._non_finite = 0
+
+    def step(self, rows: Sequence[Row], *, prompts: int) -> dict[str, float]:
+        """Train on `rows` of a step of `prompts` prompts; returns metrics under TRL's names.
+
+        Every stream must have a component that reads it. No rows: nothing is changed, and `skipped_steps` is 1. A
+        non-finite loss or gradient: the update is left out, counted as `non_finite`, and NonFiniteError ends the run after
+        MAX_NON_FINITE_STEPS in a row.
+        """
+        started = time.perf_counter()
+        by_stream = {stream: [row for row in rows if row.stream is stream] for stream in Stream}
+        orphans = {stream for stream, present in by_stream.items() if present} - {each.stream for each in self._components}
+        if orphans:
+            raise ObjectiveError(f"no loss component reads the rows of stream {', '.join(sorted(orphans))}")
+        if not rows:
+            return {"skipped_steps": 1.0, "learn_time": time.perf_counter() - started}
+        planned = {stream: self._plan(present) for stream, present in by_stream.items() if present}
+        stats: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        metrics: dict[str, float] = {"non_finite": 0.0}
+        for _ in range(self._settings.num_iterations):
+            stats.clear()
+            loss = self._accumulate(planned, by_stream, prompts, stats)
+            norm, stepped = self._optimizer.step()
+            metrics["loss"], metrics["grad_norm"] = loss, norm
+            self._count_non_finite(stepped, loss, metrics)
+        metrics.update({name: total / count for name, (total, count) in stats.items() if count})
+        metrics["learning_rate"] = self._settings.learning_rate
+        metrics["learn_time"] = time.perf_counter() - started
+        return metrics
+
+    def _count_non_finite(self, stepped: bool, loss: float, metrics: dict[str, float]) -> None:
+        self._non_finite = 0 if stepped else self._non_finite + 1
+        metrics["non_finite"] += not stepped
+        if self._non_finite >= MAX_NON_FINITE_STEPS:
+            raise NonFiniteError(
+                f"gradients were not finite in {self._non_finite} updates in a row (last loss {loss}); "
+                "lower learning_rate, or look for a reward that is not finite"
+            )
+
+    def _plan(self, rows: Sequence[Row]) -> list[_Planned]:
+        """Microbatches of one stream, with old log-probs only where more than one update will be made on them."""
+        planned = []
+        for indices in split(rows, self._settings.micro_batch_size):
+            batch = collate([rows[index] for index in indices], pad_id=self._settings.pad_id, device=self._device)
+            old = self._frozen(self._model, batch) if self._settings.num_iterations > 1 else None
+            wants_ref = self._reference is not None and rows[0].stream is Stream.OWN
+            ref = self._frozen(self._reference, batch) if wants_ref and self._reference is not None else None
+            planned.append(_Planned(batch, old, ref))
+        return planned
+
+    @torch.no_grad()
+    def _frozen(self, model: torch.nn.Module, batch: MicroBatch) -> Tensor:
+        return token_logprobs(completion_logits(model, batch, temperature=self._settings.temperature), batch)
+
+    def _accumulate(
+        self,
+        planned: dict[Stream, list[_Planned]],
+        by_stream: dict[Stream, list[Row]],
+        prompts: int,
+        stats: defaultdict[str, list[float]],
+    ) -> float:
+        """Add up gradients of all components over all microbatches; returns the loss."""
+        total = 0.0
+        for stream, batches in planned.items():
+            active = [each for each in self._components if each.stream is stream]
+            denominators = [each.denominator(by_stream[stream], prompts) for each in active]
+            for item in batches:
+                logits = completion_logits(self._model, item.batch, temperature=self._settings.temperature)
+                current = token_logprobs(logits, item.batch)
+                logprobs = LogProbs(current=current, old=current.detach() if item.old is None else item.old, ref=item.ref)
+                loss = torch.zeros((), device=self._device)
+                for component, denominator in zip(active, denominators, strict=True):
+                    term = component.term(item.batch, logprobs)
+                    loss = loss + term.numerator / denominator
+                    for name, (value, count) in term.stats.items():
+                        stats[name][0] += value
+                        stats[name][1] += count
+                if stream is Stream.OWN:
+                    entropy, count = mean_entropy(logits.detach(), item.batch)
+                    stats["entropy"][0] += entropy
+                    stats["entropy"][1] += count
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+        return total

@@ -1,0 +1,117 @@
+"""Rows as padded tensors, and the forward pass that gives their log-probs.
+
+Shape legend: B rows · Tp padded prompt tokens · T padded completion tokens · V vocabulary.
+Prompts are padded on the left and completions on the right, so that one slice of the logits serves all rows. Masks come
+from lengths, never from token values: a pad id that equals the end-of-sequence id is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.rows import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """input_ids, attention_mask, position_ids [B, Tp + T]; completion_ids, mask [B, T]; advantages, weights [B].
+
+    span_ids [B, T]: index of each token's span in span_logprobs [S] over the whole microbatch, -1 outside; None when no
+    row has spans.
+    """
+
+    rows: Sequence[Row]
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    completion_ids: Tensor
+    mask: Tensor
+    advantages: Tensor
+    weights: Tensor
+    span_ids: Tensor | None
+    span_logprobs: Tensor | None
+
+
+def split(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
+    """Indices of at most `size` rows each, rows of like length together so that little is padded."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index].ids) + len(rows[index].prompt_ids))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device) -> MicroBatch:
+    """Pad rows into one microbatch on `device`."""
+    prompt_width = max(len(row.prompt_ids) for row in rows)
+    width = max(len(row.ids) for row in rows)
+    ids = np.full((len(rows), prompt_width + width), pad_id, dtype=np.int64)
+    attention = np.zeros(ids.shape, dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=bool)
+    for index, row in enumerate(rows):
+        start, stop = prompt_width - len(row.prompt_ids), prompt_width + len(row.ids)
+        ids[index, start:prompt_width] = row.prompt_ids
+        ids[index, prompt_width:stop] = row.ids
+        attention[index, start:stop] = 1
+        mask[index, : len(row.ids)] = True
+    span_ids, span_logprobs = _collate_spans(rows, width)
+    input_ids = torch.from_numpy(ids).to(device)
+    return MicroBatch(
+        rows=rows,
+        input_ids=input_ids,
+        attention_mask=torch.from_numpy(attention).to(device),
+        position_ids=torch.from_numpy(np.maximum(attention.cumsum(axis=1) - 1, 0)).to(device),
+        completion_ids=input_ids[:, prompt_width:],
+        mask=torch.from_numpy(mask).to(device),
+        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
+        weights=torch.tensor([row.weight for row in rows], dtype=torch.float32, device=device),
+        span_ids=None if span_ids is None else torch.from_numpy(span_ids).to(device),
+        span_logprobs=None if span_logprobs is None else torch.from_numpy(span_logprobs).to(device),
+    )
+
+
+def _collate_spans(
+    rows: Sequence[Row], width: int
+) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]] | None, np.ndarray[tuple[int], np.dtype[np.float32]] | None]:
+    if all(row.spans is None for row in rows):
+        return None, None
+    span_ids = np.full((len(rows), width), -1, dtype=np.int64)
+    logprobs: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+    offset = 0
+    for index, row in enumerate(rows):
+        if row.spans is not None:
+            span_ids[index, : len(row.ids)] = row.spans.span + offset
+            logprobs.append(row.spans.logprobs)
+            offset += len(row.spans.logprobs)
+    return span_ids, np.concatenate(logprobs).astype(np.float32)
+
+
+def completion_logits(model: torch.nn.Module, batch: MicroBatch, *, temperature: float) -> Tensor:
+    """Logits [B, T, V] that predict the completion tokens, divided by the sampling temperature, float32."""
+    width = batch.completion_ids.shape[1]
+    output = model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        logits_to_keep=width + 1,
+        use_cache=False,
+    )
+    logits: Tensor = output.logits[:, -(width + 1) : -1].float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def token_logprobs(logits: Tensor, batch: MicroBatch) -> Tensor:
+    """Log-probs [B, T] of the completion tokens, 0 where padded."""
+    chosen = logits.gather(-1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
+    return (chosen - torch.logsumexp(logits, dim=-1)).masked_fill(~batch.mask, 0.0)
+
+
+@torch.no_grad()
+def mean_entropy(logits: Tensor, batch: MicroBatch) -> tuple[float, int]:
+    """Sum over completion tokens of the predictive entropy in nats, and the number of tokens."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    entropy_BT = -(logprobs.exp() * logprobs).sum(-1)
+    return float(entropy_BT[batch.mask].sum()), int(batch.mask.sum())

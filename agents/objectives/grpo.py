@@ -1,0 +1,95 @@
+"""GRPO's clipped surrogate on own rows.
+
+    rho_t = exp(log pi(y_t) - log pi_old(y_t))                        level "token"
+    rho   = exp(mean_t (log pi(y_t) - log pi_old(y_t)))               level "sequence" (GSPO)
+    loss_t = -min(min(rho, delta) A, clip(rho, 1 - eps, 1 + eps_high) A)
+
+Sources: GRPO, Shao et al., arXiv 2402.03300 eq. 3; dr_grpo, Liu et al., arXiv 2503.20783; dapo, Yu et al., arXiv
+2503.14476; GSPO, Zheng et al., arXiv 2507.18071; two-sided clip delta, arXiv 2505.07291. Options as in TRL.
+
+Denominators over the whole step (`loss_type`): grpo, the number of rows, each row being its token mean; dr_grpo, rows times
+`max_completion_length`; dapo and bnpo, all completion tokens. Deviation: TRL's bnpo counts the tokens of one microbatch;
+here no split may change the loss, which makes it dapo.
+
+A group of equal rewards has advantage 0: its rows add nothing to the numerator and are counted by the denominator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agents.config import Objective
+from agents.microbatch import MicroBatch
+from agents.objectives.component import LogProbs, Term
+from agents.rows import Row, Stream
+
+
+def step_denominator(loss_type: str, rows: Sequence[Row], max_completion_length: int) -> float:
+    """The number that a sum over rows is divided by."""
+    match loss_type:
+        case "grpo":
+            return float(len(rows))
+        case "dr_grpo":
+            return float(len(rows) * max_completion_length)
+        case _:
+            return float(sum(len(row.ids) for row in rows))
+
+
+def sum_tokens(values_BT: Tensor, batch: MicroBatch, loss_type: str) -> Tensor:
+    """Masked sum over tokens; for "grpo" each row's sum is divided by its length first."""
+    sums_B = (values_BT * batch.mask).sum(-1)
+    if loss_type == "grpo":
+        sums_B = sums_B / batch.mask.sum(-1).clamp(min=1)
+    return sums_B.sum()
+
+
+def clipped(ratio: Tensor, advantage: Tensor, objective: Objective) -> Tensor:
+    """-min(min(rho, delta) A, clip(rho) A), elementwise."""
+    high = objective.epsilon if objective.epsilon_high is None else objective.epsilon_high
+    bounded = torch.clamp(ratio, 1 - objective.epsilon, 1 + high)
+    if objective.delta is not None:
+        ratio = torch.clamp(ratio, max=objective.delta)
+    return -torch.minimum(ratio * advantage, bounded * advantage)
+
+
+class GRPOSurrogate:
+    """The own stream's policy gradient."""
+
+    name = "policy"
+    stream = Stream.OWN
+    needs_ref = False
+
+    def __init__(self, objective: Objective, max_completion_length: int) -> None:
+        self._objective = objective
+        self._max_completion_length = max_completion_length
+
+    def denominator(self, rows: Sequence[Row], prompts: int) -> float:
+        return step_denominator(self._objective.loss_type, rows, self._max_completion_length)
+
+    def term(self, batch: MicroBatch, logprobs: LogProbs) -> Term:
+        log_ratio_BT = logprobs.current - logprobs.old
+        if self._objective.importance_sampling_level == "sequence":
+            lengths_B1 = batch.mask.sum(-1, keepdim=True).clamp(min=1)
+            log_ratio_BT = ((log_ratio_BT * batch.mask).sum(-1, keepdim=True) / lengths_B1).expand_as(log_ratio_BT)
+        ratio_BT = log_ratio_BT.exp()
+        advantages_B1 = batch.advantages.unsqueeze(-1)
+        loss_BT = clipped(ratio_BT, advantages_B1, self._objective)
+        return Term(
+            sum_tokens(loss_BT * batch.weights.unsqueeze(-1), batch, self._objective.loss_type),
+            self._clip_stats(ratio_BT.detach(), advantages_B1, batch),
+        )
+
+    def _clip_stats(self, ratio_BT: Tensor, advantages_B1: Tensor, batch: MicroBatch) -> dict[str, tuple[float, float]]:
+        high = self._objective.epsilon if self._objective.epsilon_high is None else self._objective.epsilon_high
+        low_BT = (ratio_BT < 1 - self._objective.epsilon) & (advantages_B1 < 0) & batch.mask
+        high_BT = (ratio_BT > 1 + high) & (advantages_B1 > 0) & batch.mask
+        tokens = float(batch.mask.sum())
+        low, above = float(low_BT.sum()), float(high_BT.sum())
+        return {
+            "clip_ratio/low_mean": (low, tokens),
+            "clip_ratio/high_mean": (above, tokens),
+            "clip_ratio/region_mean": (low + above, tokens),
+        }

@@ -1,0 +1,78 @@
+"""Clipped surrogate on peer rows (Peer Rollout Pooling), over spans or over tokens.
+
+Rows with spans (denominator = "behaviour"):
+
+    rho_s = exp(sum over span s of log pi_n(y_t) - log pi_m(span s))      one term per span, never one per token
+    loss_s = -min(rho_s A, clip(rho_s) A)
+
+Rows without (denominator = "receiver"): the token surrogate against the receiver's log-probs at the start of the step.
+
+Source: arXiv 2605.07244 in words; formula ours. Behaviour log-probs exist only as a span's sum, so the ratio does too.
+The stream's own denominator: rows for "grpo" (each row the mean of its terms), rows x max_completion_length for "dr_grpo",
+otherwise all terms (spans or tokens). KL and entropy terms skip peer rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agents.config import Objective
+from agents.microbatch import MicroBatch
+from agents.objectives.component import LogProbs, Term
+from agents.objectives.grpo import clipped
+from agents.rows import Row, Stream
+
+MAX_LOG_RATIO = 20.0
+"""Keeps a ratio finite in float32 where the receiver finds likely what the peer hardly ever says."""
+
+
+class PeerSurrogate:
+    """The peer stream's policy gradient."""
+
+    name = "peer"
+    stream = Stream.PEER
+    needs_ref = False
+
+    def __init__(self, objective: Objective, max_completion_length: int) -> None:
+        self._objective = objective
+        self._max_completion_length = max_completion_length
+
+    def denominator(self, rows: Sequence[Row], prompts: int) -> float:
+        match self._objective.loss_type:
+            case "grpo":
+                return float(len(rows))
+            case "dr_grpo":
+                return float(len(rows) * self._max_completion_length)
+            case _:
+                return float(sum(len(row.ids) if row.spans is None else len(row.spans.logprobs) for row in rows))
+
+    def term(self, batch: MicroBatch, logprobs: LogProbs) -> Term:
+        log_ratio, row_of = self._log_ratios(batch, logprobs)
+        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+        loss = clipped(ratio, batch.advantages[row_of], self._objective) * batch.weights[row_of]
+        if self._objective.loss_type == "grpo":
+            loss = loss / torch.bincount(row_of, minlength=len(batch.rows))[row_of]
+        with torch.no_grad():
+            high = self._objective.epsilon if self._objective.epsilon_high is None else self._objective.epsilon_high
+            outside = (ratio < 1 - self._objective.epsilon) | (ratio > 1 + high)
+            count = float(len(ratio))
+            stats = {
+                "peer/ratio_mean": (float(ratio.sum()), count),
+                "peer/ratio_clip": (float(outside.sum()), count),
+                "peer/log_ratio": (float(log_ratio.sum()), count),
+            }
+        return Term(loss.sum(), stats)
+
+    def _log_ratios(self, batch: MicroBatch, logprobs: LogProbs) -> tuple[Tensor, Tensor]:
+        """Log ratios [N] of all terms, and the row [N] that each belongs to."""
+        if batch.span_ids is None or batch.span_logprobs is None:
+            rows_BT = torch.arange(len(batch.rows), device=batch.mask.device).unsqueeze(-1).expand_as(batch.mask)
+            return (logprobs.current - logprobs.old)[batch.mask], rows_BT[batch.mask]
+        span_of = batch.span_ids[batch.mask]
+        sums = torch.zeros_like(batch.span_logprobs).index_add(0, span_of, logprobs.current[batch.mask])
+        lengths = [0 if row.spans is None else len(row.spans.logprobs) for row in batch.rows]
+        row_of = torch.repeat_interleave(torch.tensor(lengths, device=span_of.device))
+        return sums - batch.span_logprobs, row_of

@@ -1,0 +1,50 @@
+"""AdamW over a policy's parameters, with float32 master weights where the policy itself is kept in half precision.
+
+An update of 1e-6 relative size vanishes in bfloat16, whose spacing is 2^-8; the master copy holds it until it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+class MasterAdamW:
+    """One optimizer step at a time: `step` clips the gradient norm, refuses non-finite gradients, and clears gradients."""
+
+    def __init__(
+        self, parameters: Iterable[Parameter], *, learning_rate: float, weight_decay: float, max_grad_norm: float
+    ) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._masters: list[Tensor] = [
+            parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone()
+            for parameter in self._parameters
+        ]
+        self._optimizer = torch.optim.AdamW(
+            self._masters, lr=learning_rate, weight_decay=weight_decay, fused=self._parameters[0].device.type != "mps"
+        )
+        self._max_grad_norm = max_grad_norm
+
+    def step(self) -> tuple[float, bool]:
+        """Apply the accumulated gradients. Returns their norm before clipping, and whether a step was made.
+
+        A non-finite norm changes nothing but clears the gradients.
+        """
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+        finite = norm == norm and norm not in (float("inf"), float("-inf"))
+        if finite:
+            for parameter, master in zip(self._parameters, self._masters, strict=True):
+                if master is not parameter and parameter.grad is not None:
+                    master.grad = parameter.grad.float()
+            self._optimizer.step()
+            with torch.no_grad():
+                for parameter, master in zip(self._parameters, self._masters, strict=True):
+                    if master is not parameter:
+                        parameter.copy_(master)
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            parameter.grad = None
+            master.grad = None
+        return norm, finite

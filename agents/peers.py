@@ -1,0 +1,217 @@
+"""What an agent knows of its teachers: the steps they closed, their experience on its prompts, what to follow.
+
+Nothing here waits for a peer in async mode. In lockstep `gather` waits until every teacher has closed the same step, then
+looks only at what was published up to that step, in an order that does not depend on arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from agents.errors import PeerTimeoutError
+from agents.hits import HitCounter
+from agents.sharing.rule import PeerExperience, SharingRule
+from agents.types import Prompt
+from exchange import Client, Row
+from exchange.types import AgentName, Cursor, PromptExperience, PromptId, StepPrompts, Version
+
+MAX_ANNOUNCEMENTS = 256
+"""Closed steps remembered per teacher, to be followed; an agent further behind takes newer ones anyway."""
+
+LONG_POLL_S = 5.0
+"""How long one question to the hub may wait, so that a lost hub is noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A teacher's newest judged attempt at a prompt."""
+
+    version: Version
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """A step's peer experience by prompt, and what it says about lag and traffic."""
+
+    experience: Mapping[PromptId, Sequence[PeerExperience]]
+    metrics: Mapping[str, float]
+
+
+class PeerFeed:
+    """One agent's view of its teachers. Not for concurrent use: one `gather` at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        rule: SharingRule,
+        *,
+        teachers: Collection[AgentName],
+        prompts: Mapping[PromptId, Prompt],
+        lockstep: bool,
+        step_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._rule = rule
+        self._teachers = tuple(sorted(teachers))
+        self._prompts = prompts
+        self._lockstep = lockstep
+        self._step_timeout_s = step_timeout_s
+        self._clock = clock
+        self._steps_cursor = Cursor(0)
+        self._rows_cursor = Cursor(0)
+        self._pending: dict[AgentName, deque[tuple[StepPrompts, float]]] = {peer: deque() for peer in self._teachers}
+        self._attempts: dict[AgentName, dict[PromptId, _Attempt]] = {peer: {} for peer in self._teachers}
+        self._closed: dict[AgentName, int] = dict.fromkeys(self._teachers, -1)
+        self._newest: dict[AgentName, Version] = {}
+        self._unfollowed: deque[StepPrompts] = deque(maxlen=MAX_ANNOUNCEMENTS)
+        self.hits = HitCounter(self._teachers, window=rule.window)
+
+    async def gather(self, step: int, prompts: Collection[PromptId]) -> Gathered:
+        """Experience on this step's prompts and on those that the rule holds open.
+
+        Waits for nobody in async mode. In lockstep, waits until every teacher closed `step`; PeerTimeoutError names those
+        that did not within `step_timeout_s`. Cancelling loses nothing: what was read is asked for again.
+        """
+        self.hits.draw(step, prompts)
+        await self._tail()
+        if self._lockstep:
+            await self._wait_for_step(step)
+        self._absorb(step)
+        rows = await self._rows(step, prompts)
+        for peer in self._teachers:
+            self.hits.meet(peer, [key for key, attempt in self._attempts[peer].items() if self._usable(peer, attempt)])
+        self.hits.close(step)
+        experience: defaultdict[PromptId, list[PeerExperience]] = defaultdict(list)
+        lags = []
+        for row in rows:
+            lag = self._lag(row)
+            if isinstance(row.experience, PromptExperience) and self._within_lag(lag):
+                experience[row.experience.prompt_id].append(row.experience)  # type: ignore[arg-type]
+                lags.append(lag)
+        metrics = {"peer/rows": float(len(lags))}
+        if lags:
+            metrics |= {"sample/staleness_mean": sum(lags) / len(lags), "sample/staleness_max": float(max(lags))}
+        return Gathered(experience=experience, metrics=metrics)
+
+    def follow(self, step: int, count: int) -> list[Prompt]:
+        """Up to `count` known prompts of the newest closed steps not yet followed, if a teacher is ahead of `step`."""
+        if not any(closed.step > step for closed in self._unfollowed):
+            return []
+        chosen: dict[PromptId, Prompt] = {}
+        while self._unfollowed and len(chosen) < count:
+            newest = max(self._unfollowed, key=lambda closed: (closed.step, closed.agent))
+            self._unfollowed.remove(newest)
+            for key in newest.prompt_ids:
+                if key in self._prompts and len(chosen) < count:
+                    chosen[key] = self._prompts[key]
+        return list(chosen.values())
+
+    async def refresh(self) -> None:
+        """Learn of newly closed steps, for `follow`; waits for nobody."""
+        await self._tail()
+        if not self._lockstep:
+            self._absorb(None)
+
+    async def _tail(self) -> None:
+        """Read newly closed steps from the exchange; waits for nobody."""
+        more = bool(self._teachers)
+        while more:
+            got = await self._client.gather(kinds={"prompts"}, agents=set(self._teachers), after=self._steps_cursor)
+            for row in got.rows:
+                closed = row.experience
+                if isinstance(closed, StepPrompts):
+                    self._pending[closed.agent].append((closed, self._clock() - row.age_s))
+                    self._closed[closed.agent] = max(self._closed[closed.agent], closed.step)
+            self._steps_cursor, more = got.cursor, got.more
+            if not self._lockstep:
+                self._newest |= got.newest
+
+    async def _wait_for_step(self, step: int) -> None:
+        deadline = self._clock() + self._step_timeout_s
+        while missing := [peer for peer in self._teachers if self._closed[peer] < step]:
+            left = deadline - self._clock()
+            if left <= 0:
+                raise PeerTimeoutError(
+                    f"waited {self._step_timeout_s:g} s in step {step} for {', '.join(missing)} to close it "
+                    f"(last closed: {', '.join(f'{peer} {self._closed[peer]}' for peer in missing)}); "
+                    "look at their logs, or raise step_timeout_s"
+                )
+            await self._client.gather(
+                kinds={"prompts"},
+                agents=set(missing),
+                after=self._steps_cursor,
+                min_count=1,
+                deadline_s=min(left, LONG_POLL_S),
+            )
+            await self._tail()
+
+    def _absorb(self, step: int | None) -> None:
+        """Take note of closed steps: all of them, in lockstep only those up to `step`."""
+        for peer, pending in self._pending.items():
+            while pending and (not self._lockstep or (step is not None and pending[0][0].step <= step)):
+                closed, at_s = pending.popleft()
+                self._unfollowed.append(closed)
+                if self._lockstep:
+                    self._newest[peer] = closed.version
+                for key in closed.prompt_ids:
+                    if key in self._prompts:
+                        self._attempts[peer][key] = _Attempt(closed.version, at_s)
+
+    async def _rows(self, step: int, prompts: Collection[PromptId]) -> list[Row]:
+        if not self._rule.kinds or not self._teachers:
+            return []
+        known = set(prompts)
+        rows, cursor = await self._query(sorted(known), Cursor(0), step)
+        waiting = sorted(set(self._rule.open_prompts()) - known)
+        if waiting:
+            # In lockstep a row may be passed over as too new now and wanted in a later step, so it is read from the start.
+            late, _ = await self._query(waiting, Cursor(0) if self._lockstep else self._rows_cursor, step)
+            rows += late
+        self._rows_cursor = cursor
+        return sorted(rows, key=lambda row: (row.experience.agent, row.experience.step, row.cursor))
+
+    async def _query(self, prompts: Sequence[PromptId], after: Cursor, step: int) -> tuple[list[Row], Cursor]:
+        rows: list[Row] = []
+        more = True
+        while more:
+            got = await self._client.gather(
+                kinds=set(self._rule.kinds),
+                prompt_ids=list(prompts),
+                agents=set(self._teachers),
+                after=after,
+                max_step=step if self._lockstep else None,
+                max_age_s=self._rule.max_age_s,
+                max_lag=None if self._lockstep else self._rule.max_lag,
+            )
+            rows += got.rows
+            after, more = got.cursor, got.more
+            if not self._lockstep:
+                self._newest |= got.newest
+        return rows, after
+
+    def _lag(self, row: Row) -> int:
+        newest = self._newest.get(row.experience.agent, row.experience.version)
+        return max(newest.step - row.experience.version.step, 0)
+
+    def _within_lag(self, lag: int) -> bool:
+        return self._rule.max_lag is None or lag <= self._rule.max_lag
+
+    def _usable(self, peer: AgentName, attempt: _Attempt) -> bool:
+        lag = self._newest.get(peer, attempt.version).step - attempt.version.step
+        fresh = self._rule.max_age_s is None or self._clock() - attempt.at_s <= self._rule.max_age_s
+        return fresh and self._within_lag(lag)
+
+
+async def wait_stopped(stop: asyncio.Event, seconds: float) -> None:
+    """Wait `seconds`, less when the run is told to stop."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

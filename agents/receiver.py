@@ -1,0 +1,67 @@
+"""The agent's side of receiving: a peer's text becomes own ids, and own rewards judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.policies.tokenizer import PolicyTokenizer
+from agents.rewards import Rewards
+from agents.sharing.rule import PeerText
+from agents.types import Prompt
+from tokenalign import Residual, Translation, TranslationError, Translator
+
+
+class PeerReceiver:
+    """Implements agents.sharing.rule.Receiver, and keeps count of what translation cost since `take` was last called."""
+
+    def __init__(self, tokenizer: PolicyTokenizer, rewards: Rewards, *, policy_name: str, max_completion_length: int) -> None:
+        self._translator = Translator(tokenizer.encoder, tokenizer.table, eos_id=tokenizer.eos_id)
+        self._rewards = rewards
+        self._policy_name = policy_name
+        self._max_tokens = max_completion_length
+        self.tokenizer_fingerprint = tokenizer.fingerprint
+        self.reward_fingerprint = rewards.fingerprint
+        self._residual = Residual()
+        self._refused = 0
+        self._tokens_in = 0
+
+    async def verify(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> npt.NDArray[np.float32]:
+        """Own rewards [N] on peers' texts; a text that is not UTF-8 is judged with its broken bytes replaced."""
+        completions = [text.decode("utf-8", errors="replace") for text in texts]
+        return await self._rewards.score(prompts, completions, policy=self._policy_name)
+
+    def translate(self, peer: PeerText) -> Translation:
+        """Own ids for a peer's text, ending in the own end-of-sequence token iff the peer's text ended by itself."""
+        try:
+            translation = self._translator.translate(
+                peer.text,
+                peer.token_ends,
+                finished=peer.finished,
+                source_has_eos=peer.has_eos,
+                max_tokens=self._max_tokens,
+            )
+        except TranslationError:
+            self._refused += 1
+            raise
+        self._residual += translation.residual
+        self._tokens_in += len(peer.token_ends)
+        return translation
+
+    def take(self) -> dict[str, float]:
+        """Metrics `thl/*` since the last call."""
+        metrics = {"thl/refused": float(self._refused)}
+        residual = self._residual
+        if residual.n_tokens:
+            metrics |= {
+                "thl/tokens_in": float(self._tokens_in),
+                "thl/tokens_out": float(residual.n_tokens),
+                "thl/aligned_fraction": residual.n_exact / residual.n_tokens,
+                "thl/residual": residual.struct,
+                "thl/text_bytes_changed": float(residual.text_bytes),
+                "thl/tail_bytes": float(residual.tail_bytes),
+            }
+        self._residual, self._refused, self._tokens_in = Residual(), 0, 0
+        return metrics

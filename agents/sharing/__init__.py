@@ -1,0 +1,40 @@
+"""Sharing rules, one per file; the settings are in config.py, the interface in rule.py.
+
+Importing this package stays cheap, since the config structs are read by the command line: `make_rule` loads the rule.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
+
+if TYPE_CHECKING:
+    from agents.config import Objective
+    from agents.sharing.rule import Receiver, SharingRule
+
+KINDS: dict[type[SharingConfig], frozenset[str]] = {
+    Isolated: frozenset(),
+    PRP: frozenset({"rollouts"}),
+    XGRPO: frozenset({"rewards"}),
+    SGT: frozenset({"successes"}),
+}
+"""Which experience each rule needs of its peers, by short name."""
+
+
+def make_rule(config: SharingConfig, objective: Objective, receiver: Receiver) -> SharingRule:
+    """The rule that a config names."""
+    from agents.sharing.isolated import IsolatedRule
+    from agents.sharing.prp import PRPRule
+    from agents.sharing.sgt import SGTRule
+    from agents.sharing.xgrpo import XGRPORule
+
+    match config:
+        case Isolated():
+            return IsolatedRule(config, objective, receiver)
+        case PRP():
+            return PRPRule(config, objective, receiver)
+        case XGRPO():
+            return XGRPORule(config, objective, receiver)
+        case SGT():
+            return SGTRule(config, objective, receiver)

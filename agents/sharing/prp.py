@@ -1,0 +1,141 @@
+"""`prp`: Peer Rollout Pooling. Whole peer rollouts, retokenised, enter the batch next to the own ones.
+
+    A over R^n u R^m;  loss = own clipped surrogate + weight * peer clipped surrogate
+
+Source: Mutual Reinforcement Learning (arXiv 2605.07244), which says it in words; the formula is ours. What the ratio of a
+peer row divides by is ambiguous there, and the two readings test different things:
+
+* denominator = "behaviour": rho_s = exp(sum over span s of log pi_n - the peer's log-prob of the span), one surrogate term
+  per span (agents/objectives/peer_surrogate.py). An importance correction.
+* denominator = "receiver": the receiver's own log-probs at the start of the step. A trust region and no correction; with
+  one inner iteration the ratio is 1 and the clip never acts.
+
+Published results have unguarded pooling below training alone, so guards are always on: at most `max_peer_share` of a
+group's rows are peers', subsampled without looking at rewards; peer rows have a denominator of their own and a weight of at
+most 0.5. Advantages stay over the union of own and kept peer rows, with the receiver's own rewards on both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.advantages import Advantages, batch_spread, group_advantages
+from agents.config import Objective
+from agents.rows import Row, Spans, Stream, own_rows
+from agents.sharing.config import PRP
+from agents.sharing.isolated import rewards_of
+from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Shared
+from agents.sharing.texts import unpack
+from agents.types import Group
+from exchange.types import AgentName, PromptId, RolloutGroup
+from tokenalign import TranslationError, sum_spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PeerRow:
+    """One peer completion that the receiver can hold: its text, receiver ids, and the peer's log-probs by span."""
+
+    text: bytes
+    finished: bool
+    ids: npt.NDArray[np.int32]
+    spans: Spans
+
+
+class PRPRule:
+    """Needs its peers' whole rollouts."""
+
+    kinds: frozenset[str] = frozenset({"rollouts"})
+    window = 0
+    max_age_s: float | None = None
+
+    def __init__(self, config: PRP, objective: Objective, receiver: Receiver) -> None:
+        self._config = config
+        self._objective = objective
+        self._receiver = receiver
+        self.max_lag: int | None = config.max_lag
+
+    def open_prompts(self) -> Sequence[PromptId]:
+        return ()
+
+    async def share(
+        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
+    ) -> Shared:
+        counters: Counter[str] = Counter({"prp/peer_rows": 0, "prp/pooled_groups": 0})
+        kept = [self._keep(group, peers.get(group.prompt.id, ()), rng) for group in groups]
+        peer_rewards = await self._rewards(groups, kept)
+        unions = [
+            np.concatenate([rewards_of(group), theirs]) for group, theirs in zip(groups, peer_rewards, strict=True)
+        ]
+        batch_std = batch_spread(unions)
+        advantages = [group_advantages(union, self._objective, batch_std) for union in unions]
+        own = [each[: len(group.completions)] for group, each in zip(groups, advantages, strict=True)]
+        rows = own_rows(groups, own, self._objective)
+        for group, rows_kept, each in zip(groups, kept, advantages, strict=True):
+            rows += self._rows(group, rows_kept, each[len(group.completions) :])
+            counters["prp/peer_rows"] += len(rows_kept)
+            counters["prp/pooled_groups"] += bool(rows_kept)
+        return Shared(rows=rows, counters=dict(counters))
+
+    def _rows(self, group: Group, kept: Sequence[_PeerRow], advantages: Advantages) -> list[Row]:
+        return [
+            Row(
+                stream=Stream.PEER,
+                prompt_ids=group.prompt_ids,
+                ids=row.ids,
+                advantage=float(advantage),
+                weight=self._config.weight,
+                spans=row.spans if self._config.denominator == "behaviour" else None,
+            )
+            for row, advantage in zip(kept, advantages, strict=True)
+            if not np.isnan(advantage) and (row.finished or not self._objective.mask_truncated_completions)
+        ]
+
+    async def _rewards(self, groups: Sequence[Group], kept: Sequence[Sequence[_PeerRow]]) -> list[npt.NDArray[np.float32]]:
+        """The receiver's own rewards on the kept peer rows, one array per group, from one call."""
+        prompts = [group.prompt for group, rows in zip(groups, kept, strict=True) for _ in rows]
+        texts = [row.text for rows in kept for row in rows]
+        rewards = await self._receiver.verify(prompts, texts) if texts else np.empty(0, dtype=np.float32)
+        return np.split(rewards, np.cumsum([len(rows) for rows in kept])[:-1]) if kept else []
+
+    def _keep(
+        self, group: Group, experience: Sequence[PeerExperience], rng: np.random.Generator
+    ) -> list[_PeerRow]:
+        """Translate the newest group of each peer and keep a share of it, drawn without looking at rewards."""
+        newest: dict[AgentName, RolloutGroup] = {}
+        for record in experience:
+            if isinstance(record, RolloutGroup) and (
+                record.agent not in newest or record.version > newest[record.agent].version
+            ):
+                newest[record.agent] = record
+        offered = [
+            (newest[agent], index, text) for agent in sorted(newest) for index, text in enumerate(unpack(newest[agent]))
+        ]
+        share = self._config.max_peer_share
+        most = int(len(group.completions) * share / (1 - share))
+        kept = []
+        for chosen in rng.permutation(len(offered)):
+            if len(kept) == most:
+                break
+            record, index, text = offered[int(chosen)]
+            # A refusal is counted by the receiver; the next row is drawn.
+            with contextlib.suppress(TranslationError):
+                kept.append(self._translate(record, index, text))
+        return kept
+
+    def _translate(self, record: RolloutGroup, index: int, text: PeerText) -> _PeerRow:
+        stop = int(record.token_counts[: index + 1].sum())
+        start = stop - int(record.token_counts[index])
+        logprobs = record.logprobs[start:stop].astype(np.float64)
+        if record.tokenizer == self._receiver.tokenizer_fingerprint:
+            ids = record.ids[start:stop]
+            spans = Spans(span=np.arange(len(ids), dtype=np.int32), logprobs=logprobs)
+            return _PeerRow(text=text.text, finished=text.finished, ids=ids, spans=spans)
+        translation = self._receiver.translate(text)
+        spans = Spans(span=translation.alignment.group_b, logprobs=sum_spans(logprobs, translation.alignment))
+        return _PeerRow(text=text.text, finished=text.finished, ids=translation.ids, spans=spans)

@@ -1,0 +1,148 @@
+"""`sgt`: Success-Gated Transfer. Imitate one verified peer success on each prompt where every own rollout failed.
+
+    rescue(x) = 1[max R^n < tau  and  max R^m >= tau]
+    L = L_GRPO + lambda * NLL_n(y* | x)          averaged over y*'s tokens
+
+y* is drawn uniformly first over the peers that have a success, then within. Source: Mutual Reinforcement Learning
+(arXiv 2605.07244), formula after a re-implementer's account.
+
+Deviations of ours: the receiver verifies y* with its own reward before it learns from it; a success that it does not
+confirm or cannot hold is dropped and counted, and another is drawn. An own failure stays open for `window` steps, so that
+a slower peer still rescues it. A verified success has no lag limit (it stays true), only an age.
+`gate = "off"` learns from a peer success on every own prompt, rescued or not: a control.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.config import Objective
+from agents.rows import Row, Stream, own_rows
+from agents.sharing.config import SGT
+from agents.sharing.isolated import own_advantages, rewards_of
+from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Rescue, Shared
+from agents.sharing.texts import unpack
+from agents.types import Group
+from exchange.types import AgentName, PromptId, VerifiedSuccesses
+from tokenalign import TranslationError
+
+Candidate = tuple[AgentName, PeerText]
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A group that waits for a peer's success, and the step at which it was sampled."""
+
+    group: Group
+    since: int
+
+
+def draw_order(experience: Sequence[PeerExperience], rng: np.random.Generator) -> list[Candidate]:
+    """The peers' successes in the order in which they are tried: a peer drawn uniformly, then one of its successes.
+
+    The first entry is uniform over peers, then within; a peer that is drawn again offers its next success.
+    """
+    by_peer: dict[AgentName, list[PeerText]] = {}
+    for record in experience:
+        if isinstance(record, VerifiedSuccesses):
+            by_peer.setdefault(record.agent, []).extend(unpack(record))
+    queues = {peer: [texts[index] for index in rng.permutation(len(texts))] for peer, texts in sorted(by_peer.items())}
+    order: list[Candidate] = []
+    while queues:
+        peer = sorted(queues)[int(rng.integers(len(queues)))]
+        if queues[peer]:
+            order.append((peer, queues[peer].pop()))
+        if not queues[peer]:
+            del queues[peer]
+    return order
+
+
+class SGTRule:
+    """Needs only verified successes of its peers. Holds the own failures that still wait for one."""
+
+    kinds: frozenset[str] = frozenset({"successes"})
+    max_lag: int | None = None
+
+    def __init__(self, config: SGT, objective: Objective, receiver: Receiver) -> None:
+        self._config = config
+        self._objective = objective
+        self._receiver = receiver
+        self._open: dict[PromptId, _Open] = {}
+        self.window = config.window
+        self.max_age_s: float | None = config.max_age_s
+
+    def open_prompts(self) -> Sequence[PromptId]:
+        return list(self._open)
+
+    def weight(self, step: int, steps: int) -> float:
+        """lambda at this step: constant, or linear from lambda at the first step to lambda_final at the last."""
+        if self._config.lambda_final is None or steps < 2:
+            return self._config.lambda_
+        done = min(step / (steps - 1), 1.0)
+        return (1 - done) * self._config.lambda_ + done * self._config.lambda_final
+
+    def _update_open(self, groups: Sequence[Group], step: int) -> int:
+        """Open this step's failures, close what succeeded since or waited too long; return how many waited in vain."""
+        for group in groups:
+            rewards = rewards_of(group)
+            failed = bool((rewards < self._config.threshold).any()) and not (rewards >= self._config.threshold).any()
+            if failed or self._config.gate == "off":
+                self._open[group.prompt.id] = _Open(group, step)
+            else:
+                self._open.pop(group.prompt.id, None)
+        expired = [key for key, waiting in self._open.items() if step - waiting.since > self._config.window]
+        for key in expired:
+            del self._open[key]
+        return len(expired)
+
+    async def share(
+        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
+    ) -> Shared:
+        rows = own_rows(groups, own_advantages(groups, self._objective), self._objective)
+        expired = self._update_open(groups, step)
+        counters: Counter[str] = Counter({"rescues": 0, "rescues/late": 0, "rescues/expired": expired})
+        orders = {
+            key: draw_order(peers[key], rng) for key in self._open if key in peers and peers[key]
+        }
+        rescues: list[Rescue] = []
+        while orders:
+            drawn = {key: order.pop(0) for key, order in orders.items() if order}
+            orders = {key: orders[key] for key in drawn}
+            for key, rescue in (await self._try(drawn, counters)).items():
+                waiting = self._open.pop(key)
+                counters["rescues"] += 1
+                counters["rescues/late"] += waiting.since < step
+                del orders[key]
+                rescues.append(rescue)
+                rows.append(
+                    Row(
+                        stream=Stream.RESCUE,
+                        prompt_ids=waiting.group.prompt_ids,
+                        ids=rescue.translation.ids,
+                        weight=self.weight(step, steps),
+                    )
+                )
+        counters["rescues/open"] = len(self._open)
+        return Shared(rows=rows, counters=dict(counters), rescues=rescues)
+
+    async def _try(self, drawn: dict[PromptId, Candidate], counters: Counter[str]) -> dict[PromptId, Rescue]:
+        """Verify and translate one drawn success per prompt; return those that hold."""
+        if not drawn:
+            return {}
+        prompts = [self._open[key].group.prompt for key in drawn]
+        rewards = await self._receiver.verify(prompts, [source.text for _, source in drawn.values()])
+        rescues: dict[PromptId, Rescue] = {}
+        for prompt, reward, (peer, source) in zip(prompts, rewards, drawn.values(), strict=True):
+            if not reward >= self._config.threshold:
+                counters["rescues/unverified"] += 1
+                continue
+            # A refusal is counted by the receiver; the next success is drawn.
+            with contextlib.suppress(TranslationError):
+                translation = self._receiver.translate(source)
+                rescues[prompt.id] = Rescue(peer=peer, prompt=prompt, source=source, translation=translation)
+        return rescues

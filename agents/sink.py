@@ -1,0 +1,37 @@
+"""Where an agent writes what people read: one JSON object per line, whole lines only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+
+class JsonlSink:
+    """Appends to metrics.jsonl, evals.jsonl and rescues.jsonl of a run directory.
+
+    The agents of a run share these files: every line is one write to a file opened for appending, which the system does
+    not interleave. A process killed in the middle leaves at most one torn last line.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def metrics(self, line: Mapping[str, object]) -> None:
+        self._append("metrics.jsonl", line)
+
+    def evaluation(self, line: Mapping[str, object]) -> None:
+        self._append("evals.jsonl", line)
+
+    def rescue(self, line: Mapping[str, object]) -> None:
+        self._append("rescues.jsonl", line)
+
+    def _append(self, name: str, line: Mapping[str, object]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        descriptor = os.open(self._run_dir / name, flags, 0o644)
+        try:
+            os.write(descriptor, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(descriptor)
