@@ -1,0 +1,50 @@
+"""Token traces across vocabularies: byte-exact tables, alignment, transfer, translation and what they lose.
+
+table, encoder = TokenTable.from_tokenizer(tokenizer), Encoder(tokenizer)
+translation = Translator(encoder, table, eos_id=2).translate(
+    text, source_ends, finished=True, source_has_eos=True, max_tokens=512
+)
+span_logprobs = sum_spans(source_logprobs, translation.alignment)
+"""
+
+from tokenalign.align import NO_GROUP, Alignment, align
+from tokenalign.encoder import Encoder
+from tokenalign.errors import (
+    AlignmentError,
+    RoleError,
+    TableError,
+    TextError,
+    TokenAlignError,
+    TooLongError,
+    TranslationError,
+)
+from tokenalign.residual import Residual
+from tokenalign.show import Span, show, spans
+from tokenalign.table import TokenKind, TokenTable
+from tokenalign.transfer import mean_over_bytes, project_mask, sum_spans
+from tokenalign.translate import Translation, Translator
+
+__all__ = [
+    "NO_GROUP",
+    "Alignment",
+    "AlignmentError",
+    "Encoder",
+    "Residual",
+    "RoleError",
+    "Span",
+    "TableError",
+    "TextError",
+    "TokenAlignError",
+    "TokenKind",
+    "TokenTable",
+    "TooLongError",
+    "Translation",
+    "TranslationError",
+    "Translator",
+    "align",
+    "mean_over_bytes",
+    "project_mask",
+    "show",
+    "spans",
+    "sum_spans",
+]
