@@ -19,7 +19,11 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may learn from whom. shape: "complete", "ring", "hub:NAME" (spokes and NAME learn from each other), or "edges"."""
+    """Who may learn from whom.
+
+    shape: "complete", "ring" (each learns from the one before it), "hub:NAME" (spokes and NAME learn from each other),
+    or "edges".
+    """
 
     shape: str = "complete"
     edges: tuple[Edge, ...] = ()
@@ -28,11 +32,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.shape not in ("complete", "ring", "edges") and not self.shape.startswith("hub:"):
             raise ValueError(f"`shape` must be complete, ring, hub:NAME or edges, got shape={self.shape!r}")
         if bool(self.edges) != (self.shape == "edges"):
-            raise ValueError(f"`edges` goes with shape=\"edges\", got shape={self.shape!r} with {len(self.edges)} edges")
+            raise ValueError(f'`edges` goes with shape="edges", got shape={self.shape!r} with {len(self.edges)} edges')
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hub's bounds. memory_bytes: experience kept; the oldest goes first. credit_*: unacknowledged sends per worker."""
+    """The hub's bounds.
+
+    memory_bytes: experience kept; the oldest goes first. credit_*: unacknowledged sends per worker.
+    """
 
     memory_bytes: int = 256 * 2**20
     credit_messages: int = 64
@@ -63,8 +70,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: "async" (nobody waits for a peer) or "lockstep" (every agent meets its peers' rows of the same step; the same
     seed gives the same numbers on the same machine). schedule: "seed" (all agents draw step t's prompts alike) or
     "follow" (an agent takes the newest prompts that its peers published and it has not met).
-    checkpoint_every: steps between checkpoints (0: only at the end). step_timeout_s: in lockstep, how long a step may wait
-    for a peer; in both modes, silence after which the run says who waits for whom.
+    checkpoint_every: steps between checkpoints (0: only at the end). step_timeout_s: in lockstep, how long a step may
+    wait for a peer; in both modes, silence after which the run says who waits for whom, and how long a run that is
+    being stopped waits for its agents to finish their step.
     """
 
     name: str = "run"

@@ -1,0 +1,1 @@
+"""Post-train several different language models together: command line, configuration, supervision, report."""

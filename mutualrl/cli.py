@@ -1,0 +1,116 @@
+"""The command line. Every command imports what it needs when it runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from mutualrl import exit_codes
+from mutualrl.errors import MutualRLError
+
+app = typer.Typer(
+    name="mutualrl",
+    help="Post-train several different language models together: they learn from each other's experience.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigArgument = Annotated[Path, typer.Argument(help="Run file (TOML); `mutualrl init` writes one to start from.")]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Changes to the run file.")
+]
+
+
+@app.command()
+def up(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved config and the plan; start nothing.")
+    ] = False,
+    run_name: Annotated[str | None, typer.Option("--run-name", help="Name of the run, instead of the file's.")] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", help="The run's directory itself. Default: <output_dir>/<name>-<date>-<time>."),
+    ] = None,
+) -> None:
+    """Run the agents of a run file until they are done."""
+    from mutualrl.up import run_up
+
+    sys.exit(run_up(config, overrides or [], dry_run=dry_run, run_name=run_name, output_dir=output_dir))
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml")) -> None:
+    """Write a commented run file to start from."""
+    from mutualrl.starter import write_starter
+
+    write_starter(path)
+    print(f"wrote {path}; next: mutualrl up {path} --dry-run")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Directory of a run or of a comparison.")]) -> None:
+    """Write report.html into a run's directory."""
+    from mutualrl.report import write_report
+
+    print(f"report: {write_report(run)}")
+
+
+@app.command()
+def compare(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    rules: Annotated[str, typer.Option(help="Sharing rules, separated by commas.")] = "sgt,isolated",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", help="Finished pairs of rule and seed in it are kept.")
+    ] = Path("runs/compare"),
+    require_gain: Annotated[
+        float | None, typer.Option(help="Exit with 1 if the mean gain on peers' skills is below this.")
+    ] = None,
+) -> None:
+    """Run a file under several sharing rules and seeds and compare what the agents learned."""
+    from mutualrl.compare import run_compare
+
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"whole numbers separated by commas, got {seeds!r}", param_hint="--seeds") from None
+    sys.exit(
+        run_compare(
+            config,
+            overrides or [],
+            rules=rules.split(","),
+            seeds=numbers,
+            output_dir=output_dir,
+            require_gain=require_gain,
+        )
+    )
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import importlib.metadata
+
+    print(importlib.metadata.version("mutualrl"))
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with one of the codes in mutualrl/exit_codes.py."""
+    try:
+        app()
+    except MutualRLError as error:
+        from rich.console import Console
+
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(exit_codes.of_error(error))
+    except KeyboardInterrupt as error:
+        sys.exit(exit_codes.of_error(error))
+    sys.exit(exit_codes.DONE)

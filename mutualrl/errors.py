@@ -1,0 +1,19 @@
+"""Errors of the mutualrl package; all picklable, each leaf also a stdlib error."""
+
+from __future__ import annotations
+
+
+class MutualRLError(Exception):
+    """Root of this package's errors."""
+
+
+class ConfigError(MutualRLError, ValueError):
+    """A run file or an override cannot be used. The text holds one line per problem, each with its dotted path."""
+
+
+class RunDirError(MutualRLError, FileExistsError):
+    """A run directory is in use, or already holds something."""
+
+
+class ReportError(MutualRLError, RuntimeError):
+    """A report cannot be made here; the text says what to install."""

@@ -1,0 +1,123 @@
+"""A run's directory: the one place where everything that a run knows and leaves behind is found.
+
+config.json     the resolved config              metrics.jsonl   one line per agent and step
+manifest.json   processes, versions, status      evals.jsonl     one line per agent, evaluation and task
+lock            held by the `up` that runs here  rescues.jsonl   one line per rescued prompt shown in the report
+logs/ROLE.log   what each process printed        exchange.json   the hub's last statistics
+checkpoints/    models in Hugging Face layout    report.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from mutualrl.config import Run
+from mutualrl.errors import RunDirError
+from mutualrl.manifest import Manifest, write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths inside one run directory, and the files that are read and written as a whole."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evals(self) -> Path:
+        return self.path / "evals.jsonl"
+
+    @property
+    def rescues(self) -> Path:
+        return self.path / "rescues.jsonl"
+
+    @property
+    def exchange(self) -> Path:
+        return self.path / "exchange.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def log(self, role: str) -> Path:
+        """Where a role's standard output and error go."""
+        return self.path / "logs" / f"{role}.log"
+
+    def write_config(self, run: Run) -> None:
+        """Save the resolved config; `read_config` gives an equal one."""
+        write_atomically(self.config, msgspec.json.format(msgspec.json.encode(run), indent=2))
+
+    def read_config(self) -> Run:
+        """The resolved config of this run."""
+        return msgspec.json.decode(self.config.read_bytes(), type=Run)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest."""
+        write_atomically(self.manifest, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+
+    def read_manifest(self) -> Manifest:
+        """The manifest as last written."""
+        return msgspec.json.decode(self.manifest.read_bytes(), type=Manifest)
+
+
+@contextmanager
+def new_run_dir(path: Path) -> Iterator[RunDir]:
+    """A new run's directory, locked until the block is left (the lock ends with the process, however it ends).
+
+    Raises RunDirError, naming the directory, when another run is using it or when it holds anything already.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            raise RunDirError(
+                f"run directory {path} is in use by another run (pid {owner}); wait for it or give another --output-dir"
+            ) from None
+        if any(entry.name != "lock" for entry in path.iterdir()):
+            raise RunDirError(
+                f"run directory {path} already holds something; give another --output-dir, or remove it if it is no "
+                "longer wanted"
+            )
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        (path / "logs").mkdir()
+        (path / "checkpoints").mkdir()
+        yield RunDir(path)
+
+
+def fresh_path(output_dir: Path, name: str, *, at: datetime) -> Path:
+    """OUTPUT_DIR/NAME-YYYYmmdd-HHMMSS, created, with -2, -3, … behind it when two runs start within one second."""
+    stamp = f"{name}-{at:%Y%m%d-%H%M%S}"
+    output_dir.mkdir(parents=True, exist_ok=True)
+    attempt = 1
+    while True:
+        path = output_dir / (stamp if attempt == 1 else f"{stamp}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            attempt += 1
+            continue
+        return path

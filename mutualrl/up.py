@@ -1,0 +1,146 @@
+"""`mutualrl up`: from a run file to a finished run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from mutualrl.config import Run
+from mutualrl.errors import ConfigError
+from mutualrl.live import View
+from mutualrl.load import load_run
+from mutualrl.manifest import Manifest, installed_versions, now
+from mutualrl.plan import show_plan
+from mutualrl.progress import AgentProgress, MetricsTail
+from mutualrl.rundir import RunDir, fresh_path, new_run_dir
+from mutualrl.supervise import Outcome, Supervisor, role_command
+from mutualrl.traffic import Traffic, observe
+from mutualrl.validate import validate
+
+Command = Callable[[RunDir, str], list[str]]
+
+WELCOME_S = 30.0
+
+
+def run_up(
+    config: Path,
+    overrides: Sequence[str] = (),
+    *,
+    dry_run: bool = False,
+    run_name: str | None = None,
+    output_dir: Path | None = None,
+    console: Console | None = None,
+    command: Command = role_command,
+) -> int:
+    """Run a file to its end and return the exit code; raises ConfigError and RunDirError before anything is started.
+
+    output_dir: the run's directory itself; without it, <output_dir>/<name>-<date>-<time> by the file's output_dir.
+    """
+    console = console or Console()
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # import strings of rewards are found here, as they are in the agents
+    run = load_run(config, overrides)
+    if run_name is not None:
+        run = msgspec.structs.replace(run, name=run_name)
+    warnings = validate(run)
+    if dry_run:
+        directory = str(output_dir or Path(run.output_dir) / f"{run.name}-<date>-<time>")
+        show_plan(run, console, directory=directory, warnings=warnings)
+        return 0
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise ConfigError("agents need torch and transformers, which are not installed: pip install 'mutualrl[train]'")
+    path = output_dir or fresh_path(Path(run.output_dir), run.name, at=datetime.now())
+    with new_run_dir(path) as run_dir, _children_reaped():
+        run_dir.write_config(run)
+        outcome = asyncio.run(_run(run, run_dir, console, warnings, command))
+        _close(outcome, run_dir, console)
+    return outcome.exit_code
+
+
+async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str], command: Command) -> Outcome:
+    from exchange.endpoints import private_ipc_dir
+
+    with private_ipc_dir() as ipc_dir:
+        manifest = Manifest(
+            run_id=f"{run.name}-{secrets.token_hex(4)}",
+            name=run.name,
+            status="starting",
+            pid=0,
+            started=now(),
+            endpoint=f"ipc://{ipc_dir}/hub",
+            versions=installed_versions(),
+        )
+        run_dir.write_manifest(manifest)
+        traffic = Traffic()
+        progress = {name: AgentProgress(name=name, total=run.steps) for name in run.agents}
+        view = View(MetricsTail(run_dir.metrics), progress, console, traffic=traffic)
+        view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}")
+        for warning in warnings:
+            view.tell(f"warning: {warning}")
+        supervisor = Supervisor(run, run_dir, manifest, tell=view.tell, command=command)
+        return await _supervise(supervisor, view, traffic, manifest, set(run.agents))
+
+
+async def _supervise(
+    supervisor: Supervisor, view: View, traffic: Traffic, manifest: Manifest, agents: set[str]
+) -> Outcome:
+    """The run, its view and its observer together; the view draws a last time when the run has ended."""
+    ended = asyncio.Event()
+
+    async def watch_hub() -> None:
+        import exchange
+
+        try:
+            await observe(
+                traffic,
+                endpoint=manifest.endpoint,
+                run_id=manifest.run_id,
+                agents=agents,
+                tell=view.tell,
+                welcome_s=WELCOME_S,
+            )
+        except exchange.ExchangeError as error:
+            supervisor.fail(f"the hub did not answer: {error}")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(view.show(ended))
+        observer = tasks.create_task(watch_hub())
+        try:
+            return await supervisor.run()
+        finally:
+            observer.cancel()
+            ended.set()
+
+
+def _close(outcome: Outcome, run_dir: RunDir, console: Console) -> None:
+    if outcome.failure is not None:
+        console.print(outcome.failure, style="red", markup=False, highlight=False, soft_wrap=True)
+    if run_dir.evals.exists():
+        from mutualrl.report import write_report
+
+        console.print(f"report: {write_report(run_dir.path)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{outcome.status}: {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _children_reaped() -> Iterator[None]:
+    """Children's exit codes are lost where SIGCHLD is ignored, which a shell's `trap '' CHLD` hands down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
