@@ -1,32 +1,34 @@
 """What a run file can get wrong beyond types and ranges: names that point nowhere, agents that cannot learn, rewards.
 
-Needs neither torch nor a data set; what does need them is checked by each agent before its first step.
+Needs no torch and fetches nothing; what does is checked by each agent before its first step.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from agents.config import AgentConfig
+from agents.errors import RewardError, TaskError
+from agents.rewards.functions import BUILT_IN, find_reward
 from agents.sharing.config import Isolated
-from agents.tasks.config import Reverse, TaskConfig
+from agents.tasks.config import Data
+from agents.tasks.load import load_task
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError
 from mutualrl.schema import nearest
 from mutualrl.topology import routes, teachers
 
-BUILT_IN_REWARDS = ("exact_match", "contains_answer")
-
+_LOCAL_SUFFIXES = (".jsonl", ".json")
 _AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _RESERVED = ("hub", "supervisor")
 
 
 def validate(run: Run) -> list[str]:
     """Warnings for what is allowed but probably not meant; ConfigError with all that makes the run impossible."""
-    problems = [*_check_names(run), *_check_agents(run)]
+    available, problems = _count_training_prompts(run)
+    problems += [*_check_names(run), *_check_agents(run, available)]
     try:
         routes(run)
     except ConfigError as error:
@@ -53,57 +55,42 @@ def _check_names(run: Run) -> Iterator[str]:
             yield f"agents.{name}: the run has a role of this name already; choose another"
 
 
-def _check_agents(run: Run) -> Iterator[str]:
+def _check_agents(run: Run, available: int | None) -> Iterator[str]:
+    """available: training prompts of all tasks together, None when not known before the agents read them."""
     tasks = [task.name for task in run.tasks]
-    sizes = [_training_prompts(task) for task in run.tasks]
-    available = None if None in sizes else sum(size for size in sizes if size is not None)
-    for index, (task, size) in enumerate(zip(run.tasks, sizes, strict=True)):
-        if size is not None and size < 1:
-            yield (
-                f"tasks.{index}.heldout: leaves no prompt to train on, got heldout={task.heldout} of "
-                f"{size + task.heldout} problems"
-            )
     for name, agent in run.agents.items():
         for path, task_names in (("skills", agent.skills), ("warm_start.mix", tuple(agent.warm_start.mix))):
             for task_name in task_names:
                 if task_name not in tasks:
                     yield f"agents.{name}.{path}: no task of this name, got {task_name!r}; {nearest(task_name, tasks)}"
-        if available is not None and 1 <= available < agent.prompts_per_step:
+        if available is not None and agent.prompts_per_step > available:
             yield (
                 f"agents.{name}.prompts_per_step: more than the tasks' {available} training prompts, got "
                 f"prompts_per_step={agent.prompts_per_step}"
             )
-        yield from _check_rewards(name, agent)
+        for reward in agent.rewards:
+            try:
+                find_reward(reward)
+            except RewardError as error:
+                hint = "" if ":" in reward else f"; {nearest(reward, BUILT_IN)}"
+                yield f"agents.{name}.rewards: {error}{hint}"
 
 
-def _check_rewards(name: str, agent: AgentConfig) -> Iterator[str]:
-    for reward in agent.rewards:
-        module, colon, function = reward.partition(":")
-        if not colon:
-            if reward not in BUILT_IN_REWARDS:
-                yield (
-                    f"agents.{name}.rewards: unknown reward, got {reward!r}; {nearest(reward, BUILT_IN_REWARDS)} "
-                    "(or package.module:function)"
-                )
-        elif not module or not function.isidentifier():
-            yield f"agents.{name}.rewards: an import string is package.module:function, got {reward!r}"
-        elif not _importable(module):
-            yield f"agents.{name}.rewards: no module {module!r} on the import path, got {reward!r}"
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _training_prompts(task: TaskConfig) -> int | None:
-    """How many prompts a letter task leaves for training; None for tasks whose size is known only once built."""
-    if not isinstance(task, Reverse):
-        return None
-    problems: int = len(set(task.alphabet)) ** task.length
-    return min(problems, task.limit) - task.heldout
+def _count_training_prompts(run: Run) -> tuple[int | None, list[str]]:
+    """Training prompts of all tasks, None if a data set is not a local file; and what is wrong with the tasks."""
+    total: int | None = 0
+    problems = []
+    for index, task in enumerate(run.tasks):
+        if isinstance(task, Data) and not Path(task.path).is_file() and not task.path.endswith(_LOCAL_SUFFIXES):
+            total = None
+            continue
+        try:
+            count = len(load_task(task, seed=run.seed).train)
+        except TaskError as error:
+            problems.append(f"tasks.{index}: {error}")
+        else:
+            total = None if total is None else total + count
+    return (None if problems else total), problems
 
 
 def _warnings(run: Run) -> Iterator[str]:

@@ -1,0 +1,55 @@
+# make help says what there is. The first call of a target makes .venv; later calls reuse it.
+
+PYTHON ?= python3
+VENV ?= .venv
+# An index with CPU builds of torch, where a plain install would pull a CUDA build:
+#   make venv TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: help quickstart test lint venv bench soak
+
+help:
+	@echo "make quickstart   two small models teach each other; ends with a table against a control (minutes)"
+	@echo "make test         the test suite"
+	@echo "make lint         ruff, mypy --strict, import contracts"
+	@echo "make bench        benchmarks, one JSON object per line"
+	@echo "make soak         tests that take minutes"
+	@echo "make venv         $(VENV) with everything that development needs"
+
+quickstart: $(VENV)/.train
+	$(BIN)/mutualrl compare examples/quickstart.toml --rules sgt,isolated --seeds 0 \
+	  --output-dir runs/quickstart --require-gain 0.15
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark --json || exit 1; done
+
+soak: $(VENV)/.dev
+	$(BIN)/pytest -m soak --timeout 3600
+
+venv: $(VENV)/.dev
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, got $$($(PYTHON) --version); name one: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: $(SOURCES) | $(BIN)/pip
+	$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(SOURCES) | $(BIN)/pip
+	$(INSTALL) -e '.[dev,bench]'
+	@touch $@ $(VENV)/.train
