@@ -1,6 +1,6 @@
 """The kinds of experience that cross the exchange.
 
-Every kind is a tagged struct, map-encoded, so that fields can be added later; readers ignore fields that they do not know.
+Every kind is a tagged struct, map-encoded, so that fields can be added later; readers ignore fields they do not know.
 Arrays are numpy and travel out of band (exchange/arrays.py). Text crosses as UTF-8 bytes and is what a receiver with
 another tokenizer reads; token ids are only of use to a receiver with the same tokenizer fingerprint.
 
@@ -9,7 +9,7 @@ Shape legend: G completions of one prompt · N tokens of all G completions, one 
 
 from __future__ import annotations
 
-from typing import Annotated, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 AgentName = NewType("AgentName", str)
 PromptId = NewType("PromptId", str)
 Cursor = NewType("Cursor", int)
+Kind = Literal["prompts", "rewards", "successes", "rollouts"]
 
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 
@@ -73,6 +74,9 @@ class GroupRewards(PromptExperience, frozen=True, kw_only=True, tag="rewards/1")
     rewards: npt.NDArray[np.float32]
     reward_fingerprint: str
 
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("rewards",), len(self.rewards))
+
 
 class VerifiedSuccesses(PromptExperience, frozen=True, kw_only=True, tag="successes/1"):
     """Producer to learners by SGT: the texts of a group's verified, naturally ended successes (C of them).
@@ -88,6 +92,10 @@ class VerifiedSuccesses(PromptExperience, frozen=True, kw_only=True, tag="succes
     token_counts: npt.NDArray[np.int32]
     rewards: npt.NDArray[np.float32]
     tokenizer: str
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("text_lengths", "rewards"), len(self.token_counts))
+        _check_texts(self)
 
 
 class RolloutGroup(PromptExperience, frozen=True, kw_only=True, tag="rollouts/1"):
@@ -114,18 +122,46 @@ class RolloutGroup(PromptExperience, frozen=True, kw_only=True, tag="rollouts/1"
     temperature: float
 
     def __post_init__(self) -> None:
-        tokens = int(self.token_counts.sum())
-        for name in ("token_ends", "ids", "logprobs"):
-            got = len(getattr(self, name))
-            if got != tokens:
-                raise ValueError(f"`{name}` must have sum(token_counts)={tokens} entries, got {got}")
-        groups = len(self.token_counts)
-        for name in ("text_lengths", "finished", "rewards"):
-            got = len(getattr(self, name))
-            if got != groups:
-                raise ValueError(f"`{name}` must have one entry per completion ({groups}), got {got}")
-        if int(self.text_lengths.sum()) != len(self.texts):
-            raise ValueError(f"`texts` must have sum(text_lengths)={int(self.text_lengths.sum())} bytes, got {len(self.texts)}")
+        _check_lengths(self, ("text_lengths", "finished", "rewards"), len(self.token_counts))
+        _check_texts(self)
+        _check_lengths(self, ("ids", "logprobs"), len(self.token_ends))
 
 
 AnyExperience = StepPrompts | GroupRewards | VerifiedSuccesses | RolloutGroup
+
+_KINDS: dict[type[Experience], Kind] = {
+    StepPrompts: "prompts",
+    GroupRewards: "rewards",
+    VerifiedSuccesses: "successes",
+    RolloutGroup: "rollouts",
+}
+
+
+def kind_of(experience: AnyExperience) -> Kind:
+    """The short name of an experience's kind: its tag without the schema version."""
+    return _KINDS[type(experience)]
+
+
+def prompt_ids_of(experience: AnyExperience) -> tuple[PromptId, ...]:
+    """The prompts that an experience is about."""
+    return experience.prompt_ids if isinstance(experience, StepPrompts) else (experience.prompt_id,)
+
+
+def _check_lengths(owner: Experience, names: tuple[str, ...], length: int) -> None:
+    for name in names:
+        array = getattr(owner, name)
+        if array.shape != (length,):
+            raise ValueError(f"`{name}` must be one-dimensional with {length} entries, got shape={array.shape}")
+
+
+def _check_texts(owner: VerifiedSuccesses | RolloutGroup) -> None:
+    """Texts, their tokens and the tokens' ends must describe the same bytes."""
+    for name in ("text_lengths", "token_counts"):
+        lengths = getattr(owner, name)
+        if lengths.ndim != 1 or (lengths < 0).any():
+            raise ValueError(f"`{name}` must be one-dimensional and >= 0, got {lengths!r}")
+    _check_lengths(owner, ("texts",), int(owner.text_lengths.sum(dtype=np.int64)))
+    _check_lengths(owner, ("token_ends",), int(owner.token_counts.sum(dtype=np.int64)))
+    last_byte = np.repeat(owner.text_lengths, owner.token_counts)
+    if ((owner.token_ends < 0) | (owner.token_ends > last_byte)).any():
+        raise ValueError("`token_ends` must lie within their own text, got an end outside of it")

@@ -1,0 +1,129 @@
+"""Arrays inside structs: a reference in the header, the numbers out of band.
+
+An array becomes msgpack extension 1, little-endian: dtype 4 bytes ("f4" padded with zeros), ndim u8, frame u16,
+offset u64, nbytes u64, then ndim dims of u64. Arrays below 1 MiB share frame 0, each at a multiple of 64 bytes; a larger
+array has a frame of its own. (Measured: two frames beat five by 1.3 up to 200 KB, and lose by 1.5 at 17 MB.)
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from exchange.errors import WireError
+
+__all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "padding"]
+
+ARRAY_EXT = 1
+ALIGNMENT = 64
+OWN_FRAME_BYTES = 1 << 20
+OWN_BYTES = 64 << 10
+MAX_NDIM = 8
+
+_REFERENCE = struct.Struct("<4sBHQQ")
+_DTYPES = {
+    name.encode().ljust(4, b"\0"): np.dtype("<" + name)
+    for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def padding(nbytes: int) -> int:
+    """Bytes that take `nbytes` to the next multiple of 64."""
+    return -nbytes % ALIGNMENT
+
+
+class ArrayWriter:
+    """Collects the arrays of one record while msgspec encodes it; `hook` is the encoder's enc_hook."""
+
+    def __init__(self) -> None:
+        self._packed: list[memoryview | bytes] = []
+        self._packed_bytes = 0
+        self._large: list[bytes] = []
+
+    def hook(self, value: object) -> msgspec.msgpack.Ext:
+        """Reference to `value`, whose bytes are taken as they are now. Raises TypeError for what no record may hold."""
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"a record may hold numpy arrays and plain values, got type={type(value).__name__}")
+        dtype = value.dtype.newbyteorder("<")
+        name = _NAMES.get(dtype)
+        if name is None or value.ndim > MAX_NDIM:
+            raise TypeError(
+                f"an array of a record must be bool, integer or float with at most {MAX_NDIM} dimensions, "
+                f"got dtype={value.dtype}, ndim={value.ndim}"
+            )
+        frame, offset = self._place(np.asarray(value, dtype=dtype, order="C"))
+        reference = _REFERENCE.pack(name, value.ndim, frame, offset, value.nbytes)
+        return msgspec.msgpack.Ext(ARRAY_EXT, reference + struct.pack(f"<{value.ndim}Q", *value.shape))
+
+    def _place(self, array: npt.NDArray[Any]) -> tuple[int, int]:
+        flat = array.reshape(-1).view(np.uint8).data
+        if array.nbytes >= OWN_FRAME_BYTES:
+            self._large.append(bytes(flat))
+            return len(self._large), 0
+        gap = padding(self._packed_bytes)
+        offset = self._packed_bytes + gap
+        self._packed += [bytes(gap), flat]
+        self._packed_bytes = offset + array.nbytes
+        return 0, offset
+
+    def frames(self) -> tuple[bytes, ...]:
+        """Frame 0 and the frames of large arrays, as bytes of their own; empty when the record has no array."""
+        if not self._packed and not self._large:
+            return ()
+        return (b"".join(self._packed), *self._large)
+
+
+class ArrayReader:
+    """Resolves the references of one record; `ext_hook` and `dec_hook` are the decoder's hooks.
+
+    Arrays come back aligned and read-only. They own their bytes when they are small or a small part of their frame, so
+    that a kept array never pins a receive buffer many times its size.
+    """
+
+    def __init__(self) -> None:
+        self._frames: Sequence[memoryview] = ()
+
+    def attach(self, frames: Sequence[memoryview]) -> None:
+        """Set the frames that references of the next decode point into."""
+        self._frames = frames
+
+    def ext_hook(self, code: int, data: memoryview) -> npt.NDArray[Any]:
+        if code != ARRAY_EXT:
+            raise WireError(f"unknown msgpack extension, got code={code}")
+        if len(data) < _REFERENCE.size:
+            raise WireError(f"an array reference has at least {_REFERENCE.size} bytes, got {len(data)}")
+        name, ndim, frame, offset, nbytes = _REFERENCE.unpack_from(data)
+        dtype = _DTYPES.get(name)
+        if dtype is None or ndim > MAX_NDIM or len(data) != _REFERENCE.size + 8 * ndim:
+            raise WireError(f"bad array reference, got dtype={name!r}, ndim={ndim}, bytes={len(data)}")
+        shape = struct.unpack_from(f"<{ndim}Q", data, _REFERENCE.size)
+        if math.prod(shape) * dtype.itemsize != nbytes:
+            raise WireError(f"array bytes do not fit its shape, got shape={shape}, dtype={dtype}, nbytes={nbytes}")
+        if frame >= len(self._frames) or offset + nbytes > self._frames[frame].nbytes:
+            raise WireError(f"array outside its frame, got frame={frame}, offset={offset}, nbytes={nbytes}")
+        return _read(self._frames[frame], offset, nbytes, dtype, shape)
+
+    def dec_hook(self, declared: type, value: object) -> object:
+        if not isinstance(value, np.ndarray):
+            raise WireError(f"an array was expected, got {type(value).__name__}")
+        wanted = np.dtype(get_args(get_args(declared)[1])[0])
+        if value.dtype != wanted:
+            raise WireError(f"an array of {wanted} was expected, got {value.dtype}")
+        return value
+
+
+def _read(frame: memoryview, offset: int, nbytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = np.frombuffer(frame, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
+    pinned = memoryview(frame.obj).nbytes
+    if nbytes < OWN_BYTES or nbytes < pinned // 2 or array.ctypes.data % dtype.itemsize:
+        array = array.copy()
+    array = array.view(dtype).reshape(shape)
+    array.flags.writeable = False
+    return array

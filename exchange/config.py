@@ -1,0 +1,33 @@
+"""The settings of a hub."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Edges", "HubConfig"]
+
+Edges = frozenset[tuple[str, str, str]]
+
+
+class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A hub. members: names that may join, None for any. edges: allowed (learner, teacher, kind), None for all.
+
+    memory_bytes: records kept; the oldest go first. credit_*: what a worker may have published and not answered, and
+    (bytes) been sent and not read. max_age_s: records older than this go; None keeps them.
+    """
+
+    run_id: str
+    members: frozenset[str] | None = None
+    edges: Edges | None = None
+    memory_bytes: int = 256 << 20
+    credit_messages: int = 64
+    credit_bytes: int = 64 << 20
+    heartbeat_s: float = 2.0
+    max_age_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "credit_messages", "credit_bytes", "heartbeat_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be > 0, got {name}={getattr(self, name)!r}")
+        if self.max_age_s is not None and not self.max_age_s > 0:
+            raise ValueError(f"`max_age_s` must be > 0 or None, got max_age_s={self.max_age_s!r}")

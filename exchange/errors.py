@@ -1,0 +1,51 @@
+"""Errors of the exchange package; all picklable, each leaf also a stdlib error."""
+
+from __future__ import annotations
+
+
+class ExchangeError(Exception):
+    """Root of this package's errors."""
+
+
+class EndpointError(ExchangeError, ValueError):
+    """An endpoint cannot be used: bad address, not private, or taken."""
+
+
+class ConnectError(ExchangeError, ConnectionError):
+    """No WELCOME came from the hub, or it refused the worker."""
+
+
+class HubLostError(ExchangeError, ConnectionError):
+    """The hub went silent or closed, and did not come back within the deadline."""
+
+
+class RequestTimeoutError(ExchangeError, TimeoutError):
+    """The hub is alive but did not answer one request in time."""
+
+
+class ClosedError(ExchangeError, RuntimeError):
+    """The client was used after its `async with` block ended."""
+
+
+class WireError(ExchangeError, ValueError):
+    """Bytes that are not a well-formed message or record."""
+
+
+class ProtocolError(WireError):
+    """A message of another protocol version."""
+
+
+class RecordTooLargeError(ExchangeError, ValueError):
+    """A record that would not fit into the hub's limits; nothing was sent."""
+
+
+class RefusedError(ExchangeError, ValueError):
+    """The hub refused a record or a request. reason: one word for programs; detail: the sentence for people."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"refused ({self.reason}): {self.detail}"

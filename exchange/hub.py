@@ -1,0 +1,190 @@
+"""The hub as a state machine: messages and the clock go in, messages come out, no socket and no task.
+
+A record goes through admission, deduplication by (worker, epoch, seq), the store, and then to the gathers that wait for
+it. What the hub holds is bounded: records by memory_bytes, what a worker may have unread by credit_bytes, waiting gathers
+by a fixed number for each worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from exchange.admission import Admission
+from exchange.config import HubConfig
+from exchange.errors import RefusedError
+from exchange.gathers import Gathers
+from exchange.members import Member, Members
+from exchange.messages import (
+    Accepted,
+    AskStats,
+    Bye,
+    Closing,
+    Gather,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Publish,
+    Refused,
+    ToHub,
+    Unknown,
+    Welcome,
+)
+from exchange.selection import Selector
+from exchange.stats import HubStats
+from exchange.store import MemoryStore, Record
+from exchange.types import AgentName, Cursor
+from exchange.wire import Incoming, Outgoing
+
+__all__ = ["Hub"]
+
+QUARANTINED_FRAMES = 16
+QUARANTINED_BYTES = 4096
+
+
+class Hub:
+    """One run's exchange. clock: monotonic seconds; ages, liveness and deadlines are counted on it."""
+
+    def __init__(self, config: HubConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._clock = clock
+        self._started_at = clock()
+        self._store = MemoryStore(memory_bytes=config.memory_bytes, max_age_s=config.max_age_s)
+        self._members = Members(
+            run_id=config.run_id,
+            names=None if config.members is None else frozenset(map(AgentName, config.members)),
+            heartbeat_s=config.heartbeat_s,
+            window=config.credit_messages,
+        )
+        selector = Selector(self._store, self._members, config.edges)
+        self._admission = Admission(memory_bytes=config.memory_bytes)
+        self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes)
+        self._bad_frames = 0
+        self._undeliverable = 0
+        self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
+
+    def handle(self, peer: bytes, incoming: Incoming[ToHub]) -> list[Outgoing]:
+        """Everything that one message causes: its answer, and answers to gathers that it completes."""
+        now = self._clock()
+        message, request_id = incoming.message, incoming.request_id
+        if isinstance(message, Hello):
+            return [Outgoing(peer=peer, message=self._hello(peer, message, now), request_id=request_id)]
+        member = self._members.of(peer)
+        if member is None:
+            return [Outgoing(peer=peer, message=Unknown(), request_id=request_id)]
+        member.heard_at = now
+        self._store.expire(now)
+        match message:
+            case Ping():
+                return self._ping(member, message, request_id, now)
+            case Bye():
+                self._gathers.forget(peer)
+                self._members.leave(member)
+                return [Outgoing(peer=peer, message=Goodbye(), request_id=request_id)]
+            case AskStats():
+                return [Outgoing(peer=peer, message=self.stats(), request_id=request_id)]
+        if member.observer:
+            refused = Refused(reason="observer", detail="an observer may only ask for statistics")
+            return [Outgoing(peer=peer, message=refused, request_id=request_id)]
+        if isinstance(message, Gather):
+            return self._gathers.ask(member, message, request_id, now)
+        return self._publish(member, message, incoming, now)
+
+    def tick(self) -> list[Outgoing]:
+        """Answers to gathers whose deadline has passed; also lets go what is too old."""
+        now = self._clock()
+        self._store.expire(now)
+        return self._gathers.due(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do next, on the hub's clock."""
+        return self._gathers.next_deadline()
+
+    def bad_frame(self, frames: Sequence[memoryview], error: Exception) -> None:
+        """Count a message that could not be read, and keep its beginning with the reason."""
+        self._bad_frames += 1
+        raw = b"".join(bytes(frame[:QUARANTINED_BYTES]) for frame in frames[:2])
+        self.quarantine.append((raw[:QUARANTINED_BYTES], str(error)))
+
+    def undeliverable(self, peer: bytes) -> None:
+        """An answer could not be handed to the transport: the peer is away, or reads nothing."""
+        self._undeliverable += 1
+        self._gathers.forget(peer)
+        self._members.silence(peer)
+
+    def close(self) -> list[Outgoing]:
+        return [Outgoing(peer=peer, message=Closing()) for peer in self._members.peers()]
+
+    def stats(self) -> HubStats:
+        now = self._clock()
+        return HubStats(
+            run_id=self.config.run_id,
+            uptime_s=now - self._started_at,
+            workers=self._members.stats(now),
+            cursor=self._store.newest,
+            stored=len(self._store),
+            stored_bytes=self._store.stored_bytes,
+            evicted=self._store.evicted,
+            expired=self._store.expired,
+            waiting_gathers=len(self._gathers),
+            bad_frames=self._bad_frames,
+            undeliverable=self._undeliverable,
+        )
+
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> Welcome | Refused:
+        joined = self._members.join(peer, hello, now)
+        if isinstance(joined, Refused):
+            return joined
+        return Welcome(
+            epoch=joined.epoch,
+            credit_messages=self.config.credit_messages,
+            credit_bytes=self.config.credit_bytes,
+            max_record_bytes=min(self._admission.max_record_bytes, self.config.credit_bytes),
+            heartbeat_s=self.config.heartbeat_s,
+        )
+
+    def _ping(self, member: Member, ping: Ping, request_id: int, now: float) -> list[Outgoing]:
+        progress = (ping.step, ping.version)
+        if ping.version is not None and ping.version.epoch == member.epoch:
+            member.raise_newest(ping.version)
+        if progress != member.progress:
+            member.progress, member.progress_at = progress, now
+        member.received_bytes = ping.received_bytes
+        return [Outgoing(peer=member.peer, message=Pong(), request_id=request_id), *self._gathers.read(member, now)]
+
+    def _publish(self, member: Member, publish: Publish, incoming: Incoming[ToHub], now: float) -> list[Outgoing]:
+        tally = member.tally
+        tally.published += 1
+        answer = member.seen.answer(publish.seq)
+        if answer is not None:
+            tally.duplicates += 1
+            return [Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)]
+        answer, record = self._admit(member, publish, incoming.payload, now)
+        if record is None:
+            return [Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)]
+        self._store.append(record)
+        member.raise_newest(record.version)
+        tally.accepted[record.kind] += 1
+        tally.accepted_bytes[record.kind] += record.encoded.nbytes
+        accepted = Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)
+        return [accepted, *self._gathers.wake(record, now)]
+
+    def _admit(
+        self, member: Member, publish: Publish, payload: Sequence[memoryview], now: float
+    ) -> tuple[Accepted | Refused, Record | None]:
+        cursor = Cursor(self._store.newest + 1)
+        try:
+            if not member.seen.fits(publish.seq):
+                raise RefusedError("window", f"sequence numbers must stay within the credit, got seq={publish.seq}")
+            record = self._admission.admit(member, publish, payload, cursor=cursor, now=now)
+        except RefusedError as error:
+            member.tally.refused[error.reason] += 1
+            refused = Refused(reason=error.reason, detail=error.detail)
+            if error.reason != "window":
+                member.seen.add(publish.seq, refused)
+            return refused, None
+        accepted = Accepted(seq=publish.seq, cursor=cursor)
+        member.seen.add(publish.seq, accepted)
+        return accepted, record

@@ -1,0 +1,188 @@
+"""The messages between a worker and the hub.
+
+Every message is a tagged struct, map-encoded; readers ignore fields that they do not know. The id of a request stands in
+the fixed header (exchange/wire.py) and comes back in its answer. Payload frames follow `Publish` and `Rows` only.
+
+    worker         hub
+    Hello     ->   Welcome | Refused     before anything else; again, with the same routing id, after a break
+    Publish   ->   Accepted | Refused
+    Gather    ->   Rows | Refused        at once, or when min_count rows match, or at the deadline
+    Ping      ->   Pong                  every heartbeat, and when progress is made
+    AskStats  ->   HubStats | Refused
+    Bye       ->   Goodbye
+    anything  ->   Unknown               the hub does not know this routing id: say Hello again
+              <-   Closing               the hub ends
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from exchange.stats import HubStats
+from exchange.types import AgentName, Cursor, Kind, PromptId, Version
+
+__all__ = [
+    "Accepted",
+    "AskStats",
+    "Bye",
+    "Closing",
+    "Gather",
+    "Goodbye",
+    "Hello",
+    "Ping",
+    "Pong",
+    "Publish",
+    "Refused",
+    "Row",
+    "Rows",
+    "ToHub",
+    "ToWorker",
+    "Unknown",
+    "Welcome",
+]
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every message is."""
+
+
+class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
+    """First message of a worker. epoch: of an earlier WELCOME to the same incarnation, None at its first.
+
+    first_seq: the lowest sequence number that a record of this incarnation may still come with.
+    observer: may ask for statistics and nothing else, and need not be a member of the run.
+    Example: Hello(name="alpha", run_id="r1", epoch=None).
+    """
+
+    name: AgentName
+    run_id: str
+    epoch: int | None = None
+    first_seq: int = 1
+    observer: bool = False
+
+
+class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
+    """The worker is a member. epoch: how often its name has come back; older incarnations are fenced.
+
+    credit_*: how much may be published and not yet answered. Example: Welcome(epoch=0, credit_messages=64,
+    credit_bytes=67108864, max_record_bytes=67108864, heartbeat_s=2.0).
+    """
+
+    epoch: int
+    credit_messages: int
+    credit_bytes: int
+    max_record_bytes: int
+    heartbeat_s: float
+
+
+class Refused(Wire, frozen=True, kw_only=True, tag="refused"):
+    """No to a Hello, a record or a request. Example: Refused(reason="run_id", detail="this hub serves run 'r2', …")."""
+
+    reason: str
+    detail: str
+
+
+class Publish(Wire, frozen=True, kw_only=True, tag="publish"):
+    """One record. seq: counts a worker's records from 1; duplicates are known by it. body: the encoded experience."""
+
+    seq: int
+    body: bytes
+
+
+class Accepted(Wire, frozen=True, kw_only=True, tag="accepted"):
+    """The record is in the hub's memory at `cursor`. duplicate: it had come before (cursor 0: where is forgotten)."""
+
+    seq: int
+    cursor: Cursor
+    duplicate: bool = False
+
+
+class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
+    """Ask for the rows behind `after` that fit all filters; None means no such filter.
+
+    agents: producers; None means all but the asker. steps: the producer's, inclusive. max_age_s: by the hub's clock.
+    max_lag: in versions behind the producer's newest; rows of an earlier epoch never pass it. The answer waits until
+    min_count rows match or deadline_s has passed. max_bytes: of the answer, but at least one row.
+    received_bytes: of all Rows payloads since the WELCOME.
+    Example: Gather(kinds=("successes",), prompt_ids=("4f0c…",), after=17, min_count=1, deadline_s=0.5).
+    """
+
+    kinds: tuple[Kind, ...]
+    prompt_ids: tuple[PromptId, ...] | None = None
+    agents: tuple[AgentName, ...] | None = None
+    after: Cursor = Cursor(0)
+    min_step: int | None = None
+    max_step: int | None = None
+    max_age_s: float | None = None
+    max_lag: int | None = None
+    min_count: int = 0
+    deadline_s: float = 0.0
+    max_bytes: int = 8 << 20
+    received_bytes: int = 0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One record within Rows. lag: None when the record is of an earlier epoch of its producer.
+
+    Frame 0 of the record is bytes offset to offset + nbytes of payload frame `frame`; its large arrays are the payload
+    frames first_large to first_large + large - 1.
+    """
+
+    cursor: Cursor
+    age_s: float
+    lag: int | None
+    body: bytes
+    frame: int
+    offset: int
+    nbytes: int
+    first_large: int
+    large: int
+
+
+class Rows(Wire, frozen=True, kw_only=True, tag="rows"):
+    """Answer to Gather. cursor: the next `after`. more: the answer was cut, ask again. newest: of each known producer.
+
+    evicted_to: rows up to this cursor may be missing, as the hub let them go for room or age.
+    """
+
+    rows: tuple[Row, ...]
+    cursor: Cursor
+    more: bool
+    newest: dict[AgentName, Version]
+    evicted_to: Cursor
+
+
+class Ping(Wire, frozen=True, kw_only=True, tag="ping"):
+    """Sign of life with the worker's progress; None before its first. received_bytes: as in Gather."""
+
+    step: int | None = None
+    version: Version | None = None
+    received_bytes: int = 0
+
+
+class Pong(Wire, frozen=True, kw_only=True, tag="pong"):
+    """Answer to Ping."""
+
+
+class AskStats(Wire, frozen=True, kw_only=True, tag="ask_stats"):
+    """Ask for the hub's statistics."""
+
+
+class Bye(Wire, frozen=True, kw_only=True, tag="bye"):
+    """The worker leaves; its name is free at once."""
+
+
+class Goodbye(Wire, frozen=True, kw_only=True, tag="goodbye"):
+    """Answer to Bye: everything sent before it was handled."""
+
+
+class Unknown(Wire, frozen=True, kw_only=True, tag="unknown"):
+    """The hub does not know the sender: it restarted, or another incarnation took the name."""
+
+
+class Closing(Wire, frozen=True, kw_only=True, tag="closing"):
+    """Hub to all members as it ends."""
+
+
+ToHub = Hello | Publish | Gather | Ping | AskStats | Bye
+ToWorker = Welcome | Refused | Accepted | Rows | Pong | HubStats | Goodbye | Unknown | Closing

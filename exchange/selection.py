@@ -1,0 +1,159 @@
+"""Which records a gather gets: its filters, the edges of the topology, and the cut by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from exchange.arrays import padding
+from exchange.config import Edges
+from exchange.members import Member, Members
+from exchange.messages import Gather, Row, Rows
+from exchange.store import MemoryStore, Record
+from exchange.types import AgentName, Cursor
+from exchange.wire import MAX_HEADER_BYTES, Buffer
+
+__all__ = ["Selection", "Selector"]
+
+JOINED_FRAME_BYTES = 1 << 20
+# What a row takes in the header beside its body, and what the header keeps for the rest.
+ROW_HEADER_BYTES = 128
+HEADER_RESERVE_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """records: in cursor order. cursor: the next `after`. matching: at least min_count, or all that match.
+
+    withheld: how many matched up to `cursor` and may not cross.
+    """
+
+    records: tuple[Record, ...]
+    cursor: Cursor
+    more: bool
+    matching: int
+    withheld: int
+
+
+class Selector:
+    """Runs gathers over a store. edges: allowed (learner, teacher, kind); None allows all. Prompts may always cross."""
+
+    def __init__(self, store: MemoryStore, members: Members, edges: Edges | None) -> None:
+        self._store = store
+        self._members = members
+        self._edges = edges
+
+    def run(self, learner: AgentName, gather: Gather, now: float) -> Selection:
+        """The rows that `learner` gets now."""
+        records: list[Record] = []
+        payload_bytes = header_bytes = matching = withheld = 0
+        cut = False
+        for record in self._store.select(gather.kinds, gather.prompt_ids, gather.after):
+            if not self._matches(learner, gather, record, now):
+                continue
+            if not self._allowed(learner, record):
+                withheld += not cut
+                continue
+            matching += 1
+            payload_bytes += record.encoded.nbytes
+            header_bytes += len(record.encoded.body) + ROW_HEADER_BYTES
+            over = payload_bytes > gather.max_bytes or header_bytes > MAX_HEADER_BYTES - HEADER_RESERVE_BYTES
+            cut = cut or (bool(records) and over)
+            if not cut:
+                records.append(record)
+            elif matching >= gather.min_count:
+                break
+        cursor = records[-1].cursor if cut else max(self._store.newest, gather.after)
+        return Selection(records=tuple(records), cursor=cursor, more=cut, matching=matching, withheld=withheld)
+
+    def fits(self, learner: AgentName, gather: Gather, record: Record, now: float) -> bool:
+        """Whether `learner` would get this one record."""
+        if record.kind not in gather.kinds or record.cursor <= gather.after:
+            return False
+        if gather.prompt_ids is not None and set(gather.prompt_ids).isdisjoint(record.prompt_ids):
+            return False
+        return self._matches(learner, gather, record, now) and self._allowed(learner, record)
+
+    def _matches(self, learner: AgentName, gather: Gather, record: Record, now: float) -> bool:
+        """All filters but kind, prompt and cursor, which the store's index answers."""
+        if record.agent == learner if gather.agents is None else record.agent not in gather.agents:
+            return False
+        if gather.min_step is not None and record.step < gather.min_step:
+            return False
+        if gather.max_step is not None and record.step > gather.max_step:
+            return False
+        if gather.max_age_s is not None and now - record.stored_at > gather.max_age_s:
+            return False
+        if gather.max_lag is None:
+            return True
+        lag = self._members[record.agent].lag(record.version)
+        return lag is not None and lag <= gather.max_lag
+
+    def _allowed(self, learner: AgentName, record: Record) -> bool:
+        return (
+            self._edges is None
+            or record.kind == "prompts"
+            or record.agent == learner
+            or (learner, record.agent, record.kind) in self._edges
+        )
+
+    def answer(self, member: Member, selection: Selection, now: float) -> tuple[Rows, Sequence[Buffer]]:
+        """The answer to a gather with its payload; counts what was delivered and withheld."""
+        tally = member.tally
+        tally.withheld += selection.withheld
+        for record in selection.records:
+            tally.delivered[record.agent][record.kind] += 1
+            tally.delivered_bytes += record.encoded.nbytes
+        lags = [self._members[record.agent].lag(record.version) for record in selection.records]
+        rows, payload = _pack(selection.records, lags, now)
+        member.sent_bytes += sum(memoryview(frame).nbytes for frame in payload)
+        message = Rows(
+            rows=rows,
+            cursor=selection.cursor,
+            more=selection.more,
+            newest=self._members.newest(),
+            evicted_to=self._store.evicted_to,
+        )
+        return message, payload
+
+    def nothing_yet(self, gather: Gather) -> Rows:
+        """The answer when the worker has too much unread: ask again from the same place."""
+        newest = self._members.newest()
+        return Rows(rows=(), cursor=gather.after, more=True, newest=newest, evicted_to=self._store.evicted_to)
+
+
+def _pack(records: Sequence[Record], lags: Iterable[int | None], now: float) -> tuple[tuple[Row, ...], Sequence[Buffer]]:
+    """Rows with their payload frames: small frames joined up to about 1 MiB, as one frame each would cost more."""
+    joined: list[Buffer] = []
+    joined_bytes = 0
+    groups: list[list[Buffer]] = []
+    places: list[tuple[int, int, int]] = []
+    for record in records:
+        first = record.encoded.frames[0] if record.encoded.frames else b""
+        nbytes = memoryview(first).nbytes
+        if not groups or joined_bytes + nbytes > JOINED_FRAME_BYTES:
+            joined, joined_bytes = [], 0
+            groups.append(joined)
+        places.append((len(groups) - 1, joined_bytes, nbytes))
+        gap = padding(nbytes)
+        joined += [first, bytes(gap)]
+        joined_bytes += nbytes + gap
+    payload = [group[0] if len(group) == 2 else b"".join(group) for group in groups]
+    rows: list[Row] = []
+    for record, lag, (frame, offset, nbytes) in zip(records, lags, places, strict=True):
+        large = record.encoded.frames[1:]
+        rows.append(
+            Row(
+                cursor=record.cursor,
+                age_s=now - record.stored_at,
+                lag=lag,
+                body=record.encoded.body,
+                frame=frame,
+                offset=offset,
+                nbytes=nbytes,
+                first_large=len(payload),
+                large=len(large),
+            )
+        )
+        payload += large
+    return tuple(rows), payload

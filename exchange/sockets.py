@@ -1,0 +1,110 @@
+"""The one place where ZeroMQ contexts and sockets are made; every option is set, and explained, here.
+
+LINGER 0: leaving never waits for a peer; what must arrive is awaited by acknowledgement before (closing a socket, or
+    dropping the last reference to a context, otherwise blocks for ever on one unsent message).
+IMMEDIATE 1: nothing is queued for a peer that is not there.
+ROUTER_MANDATORY 1: a message to a peer that left is an error, not a silent loss. ROUTER_HANDOVER 1: a worker that comes back
+    under its routing id takes over from its dead connection.
+SNDHWM, RCVHWM: several times the credit window, so that credits and never the high-water mark are the flow control
+    (a full ROUTER does not wait for one peer while another has room).
+MAXMSGSIZE: largest frame; a larger one costs its sender the connection.
+HEARTBEAT_*: a peer that vanished without a word is noticed, and its connection and queues are freed.
+RECONNECT_IVL: quick, for a hub that restarts. HANDSHAKE_IVL: strangers who connect and say nothing do not stay.
+IPV6: off in libzmq; on only for addresses in brackets, as it changes how interface names are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import zmq
+import zmq.asyncio
+
+from exchange.errors import EndpointError
+from exchange.wire import MAX_RECORD_BYTES, Buffer
+
+__all__ = ["Channel", "bind_channel", "connect_channel"]
+
+HIGH_WATER_CREDITS = 4
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 6_000
+HANDSHAKE_MS = 5_000
+RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
+FRAME_SLACK_BYTES = 64 << 10
+# How long a closing hub lets its farewell travel.
+FAREWELL_MS = 200
+
+
+class Channel:
+    """One socket with a context of its own. One task reads; sends come from one task, or never wait."""
+
+    def __init__(self, kind: int, endpoint: str, *, credit_messages: int) -> None:
+        self._context = zmq.asyncio.Context()
+        self._context.linger = 0
+        self.socket: zmq.asyncio.Socket = self._context.socket(kind)
+        for option, value in _options(endpoint, credit_messages).items():
+            self.socket.setsockopt(option, value)
+
+    async def receive(self) -> list[memoryview]:
+        """Wait for one message. Cancellation loses nothing: a message is taken whole or left in the socket."""
+        frames = await self.socket.recv_multipart(copy=False)
+        return [frame.buffer for frame in frames]
+
+    async def send(self, frames: Sequence[Buffer]) -> None:
+        """Wait until the transport takes one message; waits for ever while the peer is away, so give it a deadline."""
+        await self.socket.send_multipart(frames, copy=False)
+
+    def send_now(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Hand one message to the transport; False when the peer left or its queue is full."""
+        future = self.socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=False)
+        error = future.exception()  # type: ignore[attr-defined]  # NOBLOCK futures are done when they are returned
+        if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            return False
+        if error is not None:
+            raise error
+        return True
+
+    def close(self, *, farewell: bool = False) -> None:
+        """Close the socket and its context; with `farewell` unsent messages get a moment."""
+        self.socket.close(FAREWELL_MS if farewell else 0)
+        self._context.term()
+
+
+def connect_channel(endpoint: str, *, routing_id: bytes, credit_messages: int) -> Channel:
+    """A worker's DEALER."""
+    channel = Channel(zmq.DEALER, endpoint, credit_messages=credit_messages)
+    channel.socket.setsockopt(zmq.ROUTING_ID, routing_id)
+    channel.socket.connect(endpoint)
+    return channel
+
+
+def bind_channel(endpoint: str, *, credit_messages: int) -> tuple[Channel, str]:
+    """The hub's ROUTER and its real endpoint (port 0 becomes the port that was free). Raises EndpointError."""
+    channel = Channel(zmq.ROUTER, endpoint, credit_messages=credit_messages)
+    channel.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    channel.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    try:
+        channel.socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        channel.close()
+        advice = "choose another port, or port 0 for a free one" if endpoint.startswith("tcp") else "check the path"
+        raise EndpointError(f"cannot bind, got endpoint={endpoint!r}: {error}; {advice}") from error
+    return channel, channel.socket.last_endpoint.decode()
+
+
+def _options(endpoint: str, credit_messages: int) -> dict[int, int]:
+    return {
+        zmq.LINGER: 0,
+        zmq.IMMEDIATE: 1,
+        zmq.SNDHWM: HIGH_WATER_CREDITS * credit_messages,
+        zmq.RCVHWM: HIGH_WATER_CREDITS * credit_messages,
+        zmq.MAXMSGSIZE: MAX_RECORD_BYTES + FRAME_SLACK_BYTES,
+        zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+        zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+        zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+        zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+        zmq.RECONNECT_IVL: RECONNECT_MS,
+        zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.IPV6: int("[" in endpoint),
+    }

@@ -1,0 +1,72 @@
+"""What the hub counts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from exchange.types import AgentName, Cursor, Kind, Version
+
+__all__ = ["HubStats", "MemberState", "Tally", "WorkerStats"]
+
+MemberState = Literal["live", "suspect", "gone", "left"]
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, over all its incarnations. published = accepted + refused + duplicates.
+
+    accepted, accepted_bytes: by kind. refused: by reason. delivered: rows it was given, by producer and kind.
+    withheld: rows that matched its requests and that no edge allows. version: newest known; step: last progress told.
+    *_s: seconds since, by the hub's clock; None before the first.
+    """
+
+    state: MemberState
+    epoch: int
+    step: int | None
+    version: Version | None
+    silent_s: float
+    since_progress_s: float | None
+    published: int
+    accepted: dict[Kind, int]
+    accepted_bytes: dict[Kind, int]
+    refused: dict[str, int]
+    duplicates: int
+    delivered: dict[AgentName, dict[Kind, int]]
+    delivered_bytes: int
+    withheld: int
+
+
+class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stats"):
+    """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
+
+    bad_frames: messages that could not be read. undeliverable: answers to peers that left or do not read.
+    """
+
+    run_id: str
+    uptime_s: float
+    workers: dict[AgentName, WorkerStats]
+    cursor: Cursor
+    stored: int
+    stored_bytes: int
+    evicted: int
+    expired: int
+    waiting_gathers: int
+    bad_frames: int
+    undeliverable: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """The running counts behind WorkerStats."""
+
+    published: int = 0
+    duplicates: int = 0
+    withheld: int = 0
+    delivered_bytes: int = 0
+    accepted: Counter[Kind] = field(default_factory=Counter)
+    accepted_bytes: Counter[Kind] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    delivered: defaultdict[AgentName, Counter[Kind]] = field(default_factory=lambda: defaultdict(Counter))

@@ -1,0 +1,123 @@
+"""The hub's memory of records: append, select by cursor, let the oldest go for room or age.
+
+Cursors count appended records from 1, so that one number serves live tail and replay. An index by kind and one by kind and
+prompt hold the same records in the same order; as only the oldest ever go, each index loses them from its front.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from exchange.types import AgentName, Cursor, Kind, PromptId, Version
+from exchange.wire import Encoded
+
+__all__ = ["MemoryStore", "Record"]
+
+# What a record costs beside its bytes (measured: struct, index entries, dictionary slots).
+OVERHEAD_BYTES = 600
+
+_Key = tuple[Kind, PromptId | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One admitted record. stored_at: seconds on the hub's clock."""
+
+    cursor: Cursor
+    kind: Kind
+    agent: AgentName
+    prompt_ids: tuple[PromptId, ...]
+    step: int
+    version: Version
+    encoded: Encoded
+    stored_at: float
+
+    @property
+    def cost_bytes(self) -> int:
+        return self.encoded.nbytes + OVERHEAD_BYTES
+
+
+class _Line:
+    """Cursors in order, appended behind and dropped in front."""
+
+    def __init__(self) -> None:
+        self._cursors: list[Cursor] = []
+        self._head = 0
+
+    def append(self, cursor: Cursor) -> None:
+        self._cursors.append(cursor)
+
+    def drop_first(self) -> bool:
+        """Drop the first cursor; True when none is left."""
+        self._head += 1
+        if 2 * self._head >= len(self._cursors):
+            del self._cursors[: self._head]
+            self._head = 0
+        return not self._cursors
+
+    def behind(self, after: Cursor) -> Iterator[Cursor]:
+        start = bisect_right(self._cursors, after, lo=self._head)
+        return (self._cursors[index] for index in range(start, len(self._cursors)))
+
+
+class MemoryStore:
+    """Records within `memory_bytes`; the oldest go first. Counts what it let go."""
+
+    def __init__(self, *, memory_bytes: int, max_age_s: float | None) -> None:
+        self._memory_bytes = memory_bytes
+        self._max_age_s = max_age_s
+        self._records: OrderedDict[Cursor, Record] = OrderedDict()
+        self._lines: dict[_Key, _Line] = {}
+        self.stored_bytes = 0
+        self.newest = Cursor(0)
+        self.evicted_to = Cursor(0)
+        self.evicted = 0
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def append(self, record: Record) -> None:
+        """Store a record whose cursor is `newest + 1`, then make room."""
+        self.newest = record.cursor
+        self._records[record.cursor] = record
+        self.stored_bytes += record.cost_bytes
+        for key in _keys(record):
+            self._lines.setdefault(key, _Line()).append(record.cursor)
+        while self.stored_bytes > self._memory_bytes:
+            self._drop_oldest()
+            self.evicted += 1
+
+    def expire(self, now: float) -> None:
+        """Let go what is older than the age limit."""
+        while self._max_age_s is not None and self._records and now - self._oldest.stored_at > self._max_age_s:
+            self._drop_oldest()
+            self.expired += 1
+
+    def select(self, kinds: Iterable[Kind], prompt_ids: Iterable[PromptId] | None, after: Cursor) -> Iterable[Record]:
+        """Records of these kinds (and on these prompts) behind `after`, in cursor order, each once."""
+        prompts: Iterable[PromptId | None] = (None,) if prompt_ids is None else prompt_ids
+        lines = [self._lines[key] for kind in kinds for prompt in prompts if (key := (kind, prompt)) in self._lines]
+        if len(lines) == 1:
+            return map(self._records.__getitem__, lines[0].behind(after))
+        found = {cursor for line in lines for cursor in line.behind(after)}
+        return map(self._records.__getitem__, sorted(found))
+
+    @property
+    def _oldest(self) -> Record:
+        return next(iter(self._records.values()))
+
+    def _drop_oldest(self) -> None:
+        _, record = self._records.popitem(last=False)
+        self.stored_bytes -= record.cost_bytes
+        self.evicted_to = record.cursor
+        for key in _keys(record):
+            if self._lines[key].drop_first():
+                del self._lines[key]
+
+
+def _keys(record: Record) -> list[_Key]:
+    return [(record.kind, None), *((record.kind, prompt) for prompt in dict.fromkeys(record.prompt_ids))]

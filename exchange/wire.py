@@ -1,0 +1,180 @@
+"""Messages and records as frames.
+
+    frame 0    fixed 40 bytes, little-endian: magic, protocol major u16, minor u16, flags u16, payload frames u16,
+               header bytes u32, payload bytes u64, request id u64, crc32 of the header u32, 4 reserved
+    frame 1    header: one message of exchange/messages.py in msgpack
+    frame 2..  payload: arrays (exchange/arrays.py)
+
+Sizes, checksum and nesting are checked before anything is decoded, and decoding is typed. A minor version only adds
+fields with defaults; a major one is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from exchange.arrays import ArrayReader, ArrayWriter
+from exchange.depth import check_depth
+from exchange.errors import ProtocolError, RecordTooLargeError, WireError
+from exchange.messages import ToHub, ToWorker
+from exchange.types import AnyExperience
+
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "MAX_RECORD_BYTES",
+    "Buffer",
+    "Encoded",
+    "Incoming",
+    "MessageDecoder",
+    "Outgoing",
+    "RecordDecoder",
+    "encode_message",
+    "encode_record",
+    "hub_decoder",
+    "worker_decoder",
+]
+
+MAGIC = b"MRLX"
+MAJOR, MINOR = 1, 0
+MAX_HEADER_BYTES = 256 << 10
+MAX_RECORD_BYTES = 64 << 20
+MAX_PAYLOAD_BYTES = 2 * MAX_RECORD_BYTES
+MAX_FRAMES = 4096
+
+_FIXED = struct.Struct("<4s4HIQQIxxxx")
+_encoder = msgspec.msgpack.Encoder()
+
+Buffer = bytes | memoryview
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming(Generic[M]):
+    """One decoded message with the frames of its payload."""
+
+    message: M
+    request_id: int
+    payload: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """One message of the hub to one peer; request_id: of what it answers."""
+
+    peer: bytes
+    message: ToWorker
+    request_id: int = 0
+    payload: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """One record: its msgpack body, and the frames that its array references point into."""
+
+    body: bytes
+    frames: tuple[Buffer, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.body) + sum(memoryview(frame).nbytes for frame in self.frames)
+
+
+def encode_message(message: ToHub | ToWorker, request_id: int = 0, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+    """Frames of one message. Raises RecordTooLargeError when the header is over 256 KiB."""
+    header = _encoder.encode(message)
+    if len(header) > MAX_HEADER_BYTES:
+        raise RecordTooLargeError(
+            f"the header of a message must have at most {MAX_HEADER_BYTES} bytes, got {len(header)} for "
+            f"{type(message).__name__}: send fewer prompt ids, or shorter prompts"
+        )
+    nbytes = sum(memoryview(frame).nbytes for frame in payload)
+    fixed = _FIXED.pack(MAGIC, MAJOR, MINOR, 0, len(payload), len(header), nbytes, request_id, zlib.crc32(header))
+    return [fixed, header, *payload]
+
+
+class MessageDecoder(Generic[M]):
+    """Turns frames into one message of the union it was made for. Raises WireError for anything else."""
+
+    def __init__(self, union: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+
+    def decode(self, frames: Sequence[memoryview]) -> Incoming[M]:
+        if len(frames) < 2 or frames[0].nbytes != _FIXED.size:
+            raise WireError(f"a message starts with {_FIXED.size} bytes and a header, got {len(frames)} frames")
+        magic, major, minor, _, count, header_len, payload_len, request_id, crc = _FIXED.unpack(frames[0])
+        if magic != MAGIC:
+            raise WireError(f"not a message of this protocol, got magic={magic!r}")
+        if major != MAJOR:
+            raise ProtocolError(f"protocol {MAJOR}.{MINOR} is spoken here, got {major}.{minor}")
+        payload = tuple(frames[2:])
+        if count != len(payload) or count > MAX_FRAMES or header_len != frames[1].nbytes:
+            raise WireError(f"frames do not match the fixed header, got {len(payload)} payload frames for {count}")
+        if header_len > MAX_HEADER_BYTES or payload_len > MAX_PAYLOAD_BYTES:
+            raise WireError(f"message too large, got header={header_len} bytes, payload={payload_len} bytes")
+        if payload_len != sum(frame.nbytes for frame in payload):
+            raise WireError(f"payload does not have its stated size, got payload={payload_len} bytes")
+        header = bytes(frames[1])
+        if zlib.crc32(header) != crc:
+            raise WireError(f"checksum of the header does not match, got crc={crc}")
+        check_depth(header)
+        try:
+            message = self._decoder.decode(header)
+        except Exception as error:  # foreign bytes: RecursionError, MemoryError and the like are no msgspec errors
+            raise WireError(f"header cannot be decoded: {error}") from error
+        return Incoming(message=message, request_id=request_id, payload=payload)
+
+
+def hub_decoder() -> MessageDecoder[ToHub]:
+    """Decoder of what workers send."""
+    return MessageDecoder(ToHub)
+
+
+def worker_decoder() -> MessageDecoder[ToWorker]:
+    """Decoder of what the hub sends."""
+    return MessageDecoder(ToWorker)
+
+
+def encode_record(experience: AnyExperience) -> Encoded:
+    """The record of one experience; its arrays' bytes are copied, so the caller may write into them at once."""
+    writer = ArrayWriter()
+    body = msgspec.msgpack.Encoder(enc_hook=writer.hook).encode(experience)
+    return Encoded(body=body, frames=writer.frames())
+
+
+class RecordDecoder:
+    """Turns records into experience. One decode at a time: not for several threads."""
+
+    def __init__(self) -> None:
+        self._arrays = ArrayReader()
+        self._decoder: msgspec.msgpack.Decoder[AnyExperience] = msgspec.msgpack.Decoder(
+            AnyExperience, ext_hook=self._arrays.ext_hook, dec_hook=self._arrays.dec_hook
+        )
+        self._tag = msgspec.msgpack.Decoder(_Tag)
+
+    def decode(self, body: bytes, frames: Sequence[memoryview]) -> AnyExperience:
+        """The experience. Raises WireError for anything that is not one of the kinds, whole and consistent."""
+        check_depth(body)
+        self._arrays.attach(frames)
+        try:
+            return self._decoder.decode(body)
+        except Exception as error:  # foreign bytes, as above
+            raise WireError(f"record cannot be decoded: {error}") from error
+        finally:
+            self._arrays.attach(())
+
+    def tag(self, body: bytes) -> str | None:
+        """The tag of a record that could not be decoded, where it has one."""
+        try:
+            return self._tag.decode(body).type
+        except Exception:  # foreign bytes, as above; the caller reports the first error
+            return None
+
+
+class _Tag(msgspec.Struct):
+    type: str
