@@ -91,9 +91,7 @@ def _checked(side: str, ends: npt.ArrayLike, eos: bool) -> tuple[npt.NDArray[np.
     widths = np.diff(every, prepend=0)
     if (widths < 0).any():
         at = int(np.argmax(widths < 0))
-        raise AlignmentError(
-            f"`ends_{side}` must start at or above 0 and never fall, got ends_{side}[{at}]={every[at]}"
-        )
+        raise AlignmentError(f"`ends_{side}` must start at or above 0 and never fall, got ends_{side}[{at}]={every[at]}")
     if eos and (not len(every) or widths[-1]):
         got = f"width {widths[-1]}" if len(every) else "no token"
         raise AlignmentError(f"`eos_{side}` says that the last token is an end-of-sequence token of width 0, got {got}")

@@ -104,8 +104,7 @@ class Definition:
             and self.tree["model"]["type"] == "BPE"
             and all(part["type"] == "ByteLevel" for part in self.parts("normalizer"))
             and all(
-                part["type"] in _KEEPS_ALL_BYTES and part.get("behavior") != "Removed"
-                for part in self.parts("pre_tokenizer")
+                part["type"] in _KEEPS_ALL_BYTES and part.get("behavior") != "Removed" for part in self.parts("pre_tokenizer")
             )
         )
 
@@ -149,13 +148,7 @@ def _flatten(part: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     if part["type"] != "Sequence":
         return [part]
-    return [
-        leaf
-        for children in part.values()
-        if isinstance(children, list)
-        for child in children
-        for leaf in _flatten(child)
-    ]
+    return [leaf for children in part.values() if isinstance(children, list) for child in children for leaf in _flatten(child)]
 
 
 def _without_prefix(part: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -29,6 +29,4 @@ class Residual:
         return 1 - self.n_exact / self.n_tokens if self.n_tokens else 0.0
 
     def __add__(self, other: Residual) -> Residual:
-        return Residual(
-            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        )
+        return Residual(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})

@@ -72,9 +72,7 @@ def show(text: str, tokenizer_a: Tokenizer, tokenizer_b: Tokenizer) -> Text:
     return Text("\n").join(lines)
 
 
-def _pieces(
-    text: bytes, ends: npt.NDArray[np.int64], groups: npt.NDArray[np.int32], n_groups: int
-) -> list[tuple[str, ...]]:
+def _pieces(text: bytes, ends: npt.NDArray[np.int64], groups: npt.NDArray[np.int32], n_groups: int) -> list[tuple[str, ...]]:
     """The readable pieces of each group."""
     pieces: list[list[str]] = [[] for _ in range(n_groups)]
     start = 0

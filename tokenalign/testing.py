@@ -19,10 +19,10 @@ SPECIALS = ("<pad>", "<bos>", "<eos>")
 EOS_ID = SPECIALS.index("<eos>")
 # Added but not special, as in real vocabularies: must stay text when a text spells it.
 THINK = "<think>"
-_WORDS = ("the", "there", "hello", "reverse", "def", "12", "ing", "éè", "世界", "😀", "\r\n", "  ")
+_WORDS = ("the", "there", "hello", "reverse", "def", "12", "ing", "éè", "世界", "😀", "  ")
 
 
-def byte_bpe_tokenizer(words: Iterable[str] = _WORDS) -> Tokenizer:
+def byte_bpe_tokenizer(words: Iterable[str] = (*_WORDS, "\r\n")) -> Tokenizer:
     """Byte-level BPE (GPT-2's kind) with a merge path to every word, with and without a space before it; lossless."""
     stand_in = {value: character for character, value in byte_stand_ins().items()}
     alphabet = list(stand_in.values())
@@ -79,6 +79,11 @@ TOY_TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
+def id_of(tokenizer: Tokenizer, piece: str) -> int:
+    """The id of a piece that must exist; KeyError otherwise."""
+    return tokenizer.get_vocab()[piece]
+
+
 def texts(max_size: int = 40) -> SearchStrategy[str]:
     """Texts that break tokenizers: all scripts, joiners, combining stacks, controls, line ends, runs of spaces,
     look-alikes of special tokens and of byte pieces, U+2581 and GPT-2's stand-ins."""
@@ -101,7 +106,7 @@ def plain_texts(max_size: int = 40) -> SearchStrategy[str]:
 
 def _with_specials(tokenizer: Tokenizer, *more: str) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(content, special=True) for content in (*SPECIALS, *more)])
-    tokenizer.add_tokens([AddedToken(THINK, lstrip=True, rstrip=True)])
+    tokenizer.add_tokens([AddedToken(THINK, lstrip=True, rstrip=True, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
     return tokenizer
 

@@ -52,9 +52,7 @@ def mean_over_bytes(values_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArra
     return means_B
 
 
-def project_mask(
-    mask_a: npt.ArrayLike, alignment: Alignment, *, how: Literal["all", "any"] = "all"
-) -> npt.NDArray[np.bool_]:
+def project_mask(mask_a: npt.ArrayLike, alignment: Alignment, *, how: Literal["all", "any"] = "all") -> npt.NDArray[np.bool_]:
     """A mask over source tokens [A] as a mask over receiver tokens, bool [B].
 
     how: "all" is true where every byte of the token was (nothing unmasked by accident; right for loss masks), "any"
@@ -73,8 +71,7 @@ def _checked(values_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.fl
     values = np.asarray(values_a, dtype=np.float64)
     if values.shape != alignment.group_a.shape:
         raise AlignmentError(
-            f"a trace must have one value per source token, got shape={values.shape} for "
-            f"{len(alignment.group_a)} tokens"
+            f"a trace must have one value per source token, got shape={values.shape} for {len(alignment.group_a)} tokens"
         )
     return values
 

@@ -89,8 +89,7 @@ class Translator:
         alignment = align(source_ends, ends, eos_a=source_has_eos, eos_b=finished, open_end=held > 0)
         if held and alignment.ends_a[-1:].sum() != len(text):
             raise AlignmentError(
-                f"`source_ends` must cover the text of {len(text)} bytes, got "
-                f"{alignment.ends_a[-1:].tolist()} as the last"
+                f"`source_ends` must cover the text of {len(text)} bytes, got {alignment.ends_a[-1:].tolist()} as the last"
             )
         residual = Residual(
             n_tokens=len(ids) - (finished and not source_has_eos),

@@ -1,0 +1,222 @@
+"""Tables: every id's bytes, for every kind of tokenizer, and refusals."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from tokenalign import Encoder, TableError, TokenKind, TokenTable
+from tokenalign.errors import TranslationError
+from tokenalign.testing import (
+    EOS_ID,
+    THINK,
+    TOY_TOKENIZERS,
+    byte_bpe_tokenizer,
+    char_tokenizer,
+    id_of,
+    plain_texts,
+    spm_bpe_tokenizer,
+    texts,
+    unigram_tokenizer,
+)
+
+QUICK = settings(max_examples=30, deadline=None)
+TABLES = {name: TokenTable.from_tokenizer(build()) for name, build in TOY_TOKENIZERS.items()}
+ENCODERS = {name: Encoder(build()) for name, build in TOY_TOKENIZERS.items()}
+KINDS = sorted(TOY_TOKENIZERS)
+MIXED = (Path(__file__).parent.parent / "data" / "mixed200.txt").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@QUICK
+@given(text=plain_texts())
+def test_joined_bytes_are_the_text(kind: str, text: str) -> None:
+    ids = ENCODERS[kind].encode(text.encode())
+    assert TABLES[kind].bytes_of(ids) == text.encode()
+
+
+@QUICK
+@given(text=texts())
+def test_a_lossless_tokenizer_spells_any_text(text: str) -> None:
+    assert TABLES["byte_bpe"].lossless
+    assert TABLES["byte_bpe"].bytes_of(ENCODERS["byte_bpe"].encode(text.encode())) == text.encode()
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "spm_bpe"])
+def test_mixed_text_line_by_line(kind: str) -> None:
+    lines = MIXED.split(b"\n")
+    different = [line for line in lines if TABLES[kind].bytes_of(ENCODERS[kind].encode(line)) != line]
+    marked = [line for line in lines if "▁".encode() in line]
+    assert different == ([] if kind == "byte_bpe" else marked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@QUICK
+@given(data=st.data())
+def test_ends_partition_the_bytes_of_any_ids(kind: str, data: st.DataObject) -> None:
+    table = TABLES[kind]
+    known = np.flatnonzero(table.kinds != TokenKind.HOLE)
+    ids = data.draw(st.lists(st.sampled_from(known.tolist()), max_size=30))
+    ends = table.ends(ids)
+    widths = np.diff(ends, prepend=0)
+    pieces = [table.bytes_of([token_id]) for token_id in ids]
+    assert widths.tolist() == [len(piece) for piece in pieces]
+    assert table.bytes_of(ids) == b"".join(pieces)
+    assert (ends[-1] if len(ends) else 0) == len(b"".join(pieces))
+    for token_id, width in zip(ids, widths, strict=True):
+        if width == 0:
+            assert table.kind(token_id) is TokenKind.SPECIAL
+
+
+def test_bytes_of_every_kind_of_piece() -> None:
+    spm = spm_bpe_tokenizer()
+    table = TokenTable.from_tokenizer(spm)
+    by_piece = {
+        "▁the": (b" the", TokenKind.TEXT),
+        "<0x0A>": (b"\n", TokenKind.BYTE),
+        "<0xF0>": (b"\xf0", TokenKind.BYTE),
+        "😀": ("😀".encode(), TokenKind.TEXT),
+        THINK: (b"<think>", TokenKind.TEXT),
+        "<eos>": (b"", TokenKind.SPECIAL),
+        "<unk>": (b"", TokenKind.SPECIAL),
+    }
+    for piece, (spelled, kind) in by_piece.items():
+        token_id = id_of(spm, piece)
+        assert (table.bytes_of([token_id]), table.kind(token_id)) == (spelled, kind), piece
+
+
+def test_added_space_runs_are_spaces() -> None:
+    tokenizer = spm_bpe_tokenizer()
+    tokenizer.add_tokens([AddedToken("▁▁▁")])
+    table = TokenTable.from_tokenizer(tokenizer)
+    assert table.bytes_of([id_of(tokenizer, "▁▁▁")]) == b"   "
+
+
+def test_byte_piece_and_equal_text_piece_stay_two_ids() -> None:
+    tokenizer = spm_bpe_tokenizer()
+    table = TokenTable.from_tokenizer(tokenizer)
+    both = [id_of(tokenizer, "<0x61>"), id_of(tokenizer, "a")]
+    assert both[0] != both[1]
+    assert table.bytes_of(both) == b"aa"
+    assert table.ends(both).tolist() == [1, 2]
+    assert [table.kind(token_id) for token_id in both] == [TokenKind.BYTE, TokenKind.TEXT]
+
+
+def test_padded_logits_are_holes_and_a_narrow_head_cuts_the_vocabulary() -> None:
+    tokenizer = byte_bpe_tokenizer()
+    size = tokenizer.get_vocab_size()
+    padded = TokenTable.from_tokenizer(tokenizer, vocab_size=size + 10)
+    narrow = TokenTable.from_tokenizer(tokenizer, vocab_size=size - 1)
+    ids = Encoder(tokenizer).encode(b"hello there")
+    assert (len(padded), len(narrow)) == (size + 10, size - 1)
+    assert padded.kind(size) is TokenKind.HOLE
+    assert padded.bytes_of(ids) == narrow.bytes_of(ids) == b"hello there"
+    assert padded.fingerprint == narrow.fingerprint
+    with pytest.raises(TableError, match=rf"a hole.*ids\[1\]={size + 3} .* {size + 10} ids"):
+        padded.ends([5, size + 3])
+    with pytest.raises(TableError, match=rf"outside the table, got ids\[0\]={size - 1} "):
+        narrow.bytes_of([size - 1])
+
+
+@pytest.mark.parametrize("bad", [-1, 10**6])
+def test_foreign_ids_are_refused_with_position_and_size(bad: int) -> None:
+    table = TABLES["char"]
+    with pytest.raises(TableError, match=rf"got ids\[2\]={bad} for a table of {len(table)} ids"):
+        table.bytes_of([4, 5, bad])
+    with pytest.raises(TableError, match=f"={bad} "):
+        table.kind(bad)
+
+
+def test_ids_that_are_no_row_of_integers_are_refused() -> None:
+    with pytest.raises(TableError, match=r"shape=\(1, 2\)"):
+        TABLES["char"].ends([[4, 5]])
+    with pytest.raises(TableError, match="dtype=float64"):
+        TABLES["char"].ends([4.0])
+    assert TABLES["char"].ends([]).tolist() == []
+    assert TABLES["char"].bytes_of([]) == b""
+
+
+def test_a_table_is_read_only() -> None:
+    for array in (TABLES["char"].blob, TABLES["char"].offsets, TABLES["char"].kinds):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_only_a_full_byte_alphabet_without_normaliser_is_lossless() -> None:
+    assert {kind: table.lossless for kind, table in TABLES.items()} == {
+        "byte_bpe": True,
+        "spm_bpe": False,
+        "char": False,
+        "unigram": False,
+    }
+    composed = byte_bpe_tokenizer()
+    composed.normalizer = normalizers.NFC()
+    assert not TokenTable.from_tokenizer(composed).lossless
+    dropping = byte_bpe_tokenizer()
+    dropping.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    assert not TokenTable.from_tokenizer(dropping).lossless
+
+
+@pytest.mark.parametrize("byte, lossless", [("A", False), ("ÿ", True)])
+def test_a_missing_byte_counts_only_where_a_text_can_hold_it(byte: str, lossless: bool) -> None:
+    definition = json.loads(byte_bpe_tokenizer(words=["xy"]).to_str())
+    del definition["model"]["vocab"][byte]
+    definition["added_tokens"] = []
+    table = TokenTable.from_tokenizer(Tokenizer.from_str(json.dumps(definition)))
+    assert table.lossless is lossless
+
+
+def test_fingerprint_follows_the_definition_but_not_truncation_or_padding() -> None:
+    base = TABLES["byte_bpe"].fingerprint
+    assert len(base) == 32
+    same = byte_bpe_tokenizer()
+    same.enable_truncation(8)
+    same.enable_padding()
+    assert TokenTable.from_tokenizer(same).fingerprint == base == Encoder(same).fingerprint
+    changed = [byte_bpe_tokenizer() for _ in range(4)]
+    changed[0].normalizer = normalizers.NFC()
+    changed[1].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    changed[2].add_tokens(["<more>"])
+    changed[3].decoder = None
+    changed.append(byte_bpe_tokenizer(words=["the", "reh"]))
+    fingerprints = {TokenTable.from_tokenizer(tokenizer).fingerprint for tokenizer in changed}
+    assert len(fingerprints | {base}) == 6
+
+
+def test_word_piece_vocabularies_are_refused() -> None:
+    word_piece = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    suffixed = Tokenizer(models.BPE({"a</w>": 0}, [], end_of_word_suffix="</w>"))
+    for tokenizer in (word_piece, suffixed):
+        with pytest.raises(TableError, match=r"got model.type='(WordPiece|BPE)'"):
+            TokenTable.from_tokenizer(tokenizer)
+        with pytest.raises(TableError):
+            Encoder(tokenizer)
+
+
+def test_special_tokens_anywhere_have_no_width() -> None:
+    tokenizer = char_tokenizer()
+    ids = [id_of(tokenizer, piece) for piece in ("<bos>", "a", "<pad>", "b", "<eos>")]
+    table = TokenTable.from_tokenizer(tokenizer)
+    assert table.ends(ids).tolist() == [0, 1, 1, 2, 2]
+    assert table.bytes_of(ids) == b"ab"
+    assert ids[-1] == EOS_ID
+
+
+def test_unigram_pieces_spell_spaces() -> None:
+    tokenizer = unigram_tokenizer()
+    assert TokenTable.from_tokenizer(tokenizer).bytes_of([id_of(tokenizer, "▁the")]) == b" the"
+
+
+def test_errors_survive_pickling() -> None:
+    error = TranslationError("no", offset=3, text_bytes=2)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.offset, copy.text_bytes) == ("no", 3, 2)

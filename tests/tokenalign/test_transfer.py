@@ -1,0 +1,192 @@
+"""Transfer of traces: conservation, bounds, inclusion, and a small language model whose paths can be enumerated."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenalign import NO_GROUP, Alignment, AlignmentError, align, mean_over_bytes, project_mask, sum_spans
+
+QUICK = settings(max_examples=60, deadline=None)
+VALUES = st.floats(-50, 50)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[Alignment, np.ndarray]:
+    """An alignment of two random segmentations of the same bytes, and values of the source tokens."""
+    total = draw(st.integers(0, 30))
+    sides = [sorted([*draw(st.lists(st.integers(0, total), max_size=15)), total]) for _ in range(2)]
+    eos = draw(st.tuples(st.booleans(), st.booleans()))
+    a, b = ([*ends, total] if flag else ends for ends, flag in zip(sides, eos, strict=True))
+    values = draw(st.lists(VALUES, min_size=len(a), max_size=len(a)))
+    return align(a, b, eos_a=eos[0], eos_b=eos[1]), np.array(values)
+
+
+def overlapped(alignment: Alignment, token: int) -> list[int]:
+    """Source tokens that share a byte with a receiver token; the end-of-sequence tokens are one byte behind the
+    text."""
+
+    def bounds(ends: np.ndarray, index: int, eos: bool) -> tuple[int, int]:
+        if eos and index == len(ends) - 1:
+            return int(ends[-1]), int(ends[-1]) + 1
+        return (int(ends[index - 1]) if index else 0), int(ends[index])
+
+    start, end = bounds(alignment.ends_b, token, alignment.eos_b)
+    found = []
+    for index in range(len(alignment.ends_a)):
+        first, last = bounds(alignment.ends_a, index, alignment.eos_a)
+        if max(first, start) < min(last, end):
+            found.append(index)
+    return found
+
+
+def test_k_to_m_by_hand() -> None:
+    # Bytes:     h e l l o _ w
+    # Source:    [h e][l l][o][_ w]        ends 2 4 5 7, log-probs -1, -2, -4, -8
+    # Receiver:  [h][e l l][o _][w]        ends 1 4 6 7
+    # Common ends: 4 and 7. Group 0: 2 source tokens for 2 receiver tokens, -1 + -2 = -3. Group 1: 2 for 2, -4 + -8 = -12.
+    alignment = align([2, 4, 5, 7], [1, 4, 6, 7])
+    assert alignment.group_a.tolist() == [0, 0, 1, 1]
+    assert alignment.group_b.tolist() == [0, 0, 1, 1]
+    assert alignment.group_ends.tolist() == [4, 7]
+    assert not alignment.exact_b.any()
+    assert sum_spans([-1.0, -2.0, -4.0, -8.0], alignment).tolist() == [-3.0, -12.0]
+    # Means: [h] lies in -1; [e l l] = (1 byte of -1 + 2 bytes of -2) / 3 = -5/3; [o _] = (-4 + -8) / 2 = -6; [w] = -8.
+    assert mean_over_bytes([-1.0, -2.0, -4.0, -8.0], alignment).tolist() == pytest.approx([-1, -5 / 3, -6, -8], abs=1e-15)
+    # Mask over [he] and [o]: [h] all and any; [e l l] any; [o _] any; [w] none.
+    mask = [True, False, True, False]
+    assert project_mask(mask, alignment, how="all").tolist() == [True, False, False, False]
+    assert project_mask(mask, alignment, how="any").tolist() == [True, True, True, False]
+
+
+@QUICK
+@given(traces())
+def test_sums_are_conserved_per_group_and_in_total(case: tuple[Alignment, np.ndarray]) -> None:
+    alignment, values = case
+    sums = sum_spans(values, alignment)
+    assert sums.dtype == np.float64
+    for group, got in enumerate(sums):
+        assert got == pytest.approx(math.fsum(values[alignment.group_a == group]), rel=1e-9, abs=1e-12)
+    assert sums.sum() == pytest.approx(math.fsum(values[alignment.group_a != NO_GROUP]), rel=1e-9, abs=1e-9)
+
+
+@QUICK
+@given(traces())
+def test_only_an_unmatched_end_of_sequence_is_left_out(case: tuple[Alignment, np.ndarray]) -> None:
+    alignment, _ = case
+    if alignment.ends_a[-1] > 0:
+        assert (alignment.group_a == NO_GROUP).sum() == (alignment.eos_a and not alignment.eos_b)
+        assert (alignment.group_b == NO_GROUP).sum() == (alignment.eos_b and not alignment.eos_a)
+
+
+@QUICK
+@given(traces())
+def test_means_lie_between_their_sources(case: tuple[Alignment, np.ndarray]) -> None:
+    alignment, values = case
+    for token, got in enumerate(mean_over_bytes(values, alignment)):
+        sources = values[overlapped(alignment, token)]
+        assert np.isnan(got) if not len(sources) else sources.min() <= got <= sources.max()
+
+
+@QUICK
+@given(traces(), VALUES)
+def test_constants_stay_to_the_bit(case: tuple[Alignment, np.ndarray], constant: float) -> None:
+    alignment, values = case
+    means = mean_over_bytes(np.full_like(values, constant), alignment)
+    assert set(means[~np.isnan(means)].tolist()) <= {constant}
+
+
+@QUICK
+@given(traces())
+def test_the_integral_over_bytes_is_conserved(case: tuple[Alignment, np.ndarray]) -> None:
+    alignment, values = case
+    widths_a, widths_b = np.diff(alignment.ends_a, prepend=0), np.diff(alignment.ends_b, prepend=0)
+    means = np.nan_to_num(mean_over_bytes(values, alignment))
+    assert (means * widths_b).sum() == pytest.approx((values * widths_a).sum(), rel=1e-9, abs=1e-9)
+
+
+@QUICK
+@given(traces())
+def test_masks_all_and_any(case: tuple[Alignment, np.ndarray]) -> None:
+    alignment, values = case
+    mask = values > 0
+    every, some = (project_mask(mask, alignment, how="all"), project_mask(mask, alignment, how="any"))
+    for token in range(len(alignment.group_b)):
+        sources = mask[overlapped(alignment, token)].tolist()
+        assert every[token] == (bool(sources) and all(sources))
+        assert some[token] == any(sources)
+    assert project_mask(np.zeros_like(mask), alignment, how="any").sum() == 0
+
+
+@QUICK
+@given(st.lists(st.tuples(st.integers(1, 9), VALUES), min_size=1, max_size=30))
+def test_to_itself_is_the_identity_to_the_bit(tokens: list[tuple[int, float]]) -> None:
+    ends = np.cumsum([width for width, _ in tokens])
+    values = np.array([value for _, value in tokens])
+    alignment = align(ends, ends)
+    assert sum_spans(values, alignment).tolist() == values.tolist()
+    assert mean_over_bytes(values, alignment).tolist() == values.tolist()
+    assert project_mask(values > 0, alignment).tolist() == (values > 0).tolist()
+
+
+def test_single_precision_sums_accumulate_in_double() -> None:
+    n = 100_000
+    values = np.full(n, -0.1, np.float32)
+    alignment = align(np.arange(1, n + 1), [n])
+    assert sum_spans(values, alignment)[0] == pytest.approx(n * float(np.float32(-0.1)), rel=1e-9)
+
+
+def test_a_trace_of_the_wrong_length_is_refused() -> None:
+    alignment = align([2, 4], [4])
+    for transfer in (sum_spans, mean_over_bytes, project_mask):
+        with pytest.raises(AlignmentError, match=r"got shape=\(3,\) for 2 tokens"):
+            transfer([1, 0, 1], alignment)
+
+
+class ToyLM:
+    """A first-order language model with random weights over the strings of a small vocabulary."""
+
+    def __init__(self, seed: int) -> None:
+        self.vocab = (b"a", b"b", b"ab", b"ba", b"aba")
+        logits = np.random.default_rng(seed).normal(size=(len(self.vocab) + 1, len(self.vocab)))
+        self.probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+    def prob(self, path: tuple[int, ...]) -> float:
+        """Probability of emitting the path, by multiplication."""
+        return math.prod(float(self.probs[previous, token]) for previous, token in zip((-1, *path), path, strict=False))
+
+    def paths(self, text: bytes) -> list[tuple[int, ...]]:
+        """Every segmentation of a text."""
+        if not text:
+            return [()]
+        heads = [index for index, piece in enumerate(self.vocab) if text.startswith(piece)]
+        return [(index, *rest) for index in heads for rest in self.paths(text[len(self.vocab[index]) :])]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_span_sums_are_path_values_of_an_enumerable_model(seed: int) -> None:
+    """For all pairs of segmentations: a group's sum is log P(path through the group) - log P(path before it)."""
+    lm = ToyLM(seed)
+    paths = lm.paths(b"abaab")
+    ends = {path: np.cumsum([len(lm.vocab[token]) for token in path]) for path in paths}
+    several = 0
+    for source in paths:
+        logprobs = [math.log(lm.probs[previous, token]) for previous, token in zip((-1, *source), source, strict=False)]
+        for receiver in paths:
+            alignment = align(ends[source], ends[receiver])
+            sums = sum_spans(logprobs, alignment)
+            for group, got in enumerate(sums):
+                inside = np.flatnonzero(alignment.group_a == group)
+                through, before = lm.prob(source[: inside[-1] + 1]), lm.prob(source[: inside[0]])
+                assert got == pytest.approx(math.log(through / before), rel=1e-9)
+                several += len(inside) > 1
+            for token in np.flatnonzero(alignment.exact_b):
+                position = int(np.flatnonzero(alignment.group_a == alignment.group_b[token])[0])
+                assert source[position] == receiver[token]
+                assert sums[alignment.group_b[token]] == logprobs[position]
+            assert sums.sum() == pytest.approx(math.log(lm.prob(source)), rel=1e-9)
+    assert several
