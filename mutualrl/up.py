@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -69,9 +70,7 @@ def run_up(
 
 
 async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str], command: Command) -> Outcome:
-    from exchange.endpoints import private_ipc_dir
-
-    with private_ipc_dir() as ipc_dir:
+    with _ipc_dir() as ipc_dir:
         manifest = Manifest(
             run_id=f"{run.name}-{secrets.token_hex(4)}",
             name=run.name,
@@ -92,9 +91,7 @@ async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str],
         return await _supervise(supervisor, view, traffic, manifest, set(run.agents))
 
 
-async def _supervise(
-    supervisor: Supervisor, view: View, traffic: Traffic, manifest: Manifest, agents: set[str]
-) -> Outcome:
+async def _supervise(supervisor: Supervisor, view: View, traffic: Traffic, manifest: Manifest, agents: set[str]) -> Outcome:
     """The run, its view and its observer together; the view draws a last time when the run has ended."""
     ended = asyncio.Event()
 
@@ -131,6 +128,17 @@ def _close(outcome: Outcome, run_dir: RunDir, console: Console) -> None:
 
         console.print(f"report: {write_report(run_dir.path)}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{outcome.status}: {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _ipc_dir() -> Iterator[Path]:
+    from exchange.endpoints import private_ipc_dir
+
+    path = private_ipc_dir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

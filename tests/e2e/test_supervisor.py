@@ -1,0 +1,209 @@
+"""The supervisor over real but light processes: every role is a few lines of Python."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from processes import alive, eventually
+
+from agents.config import AgentConfig, TinyPolicy
+from agents.tasks.config import Sort
+from mutualrl.config import Run
+from mutualrl.manifest import Manifest
+from mutualrl.rundir import RunDir
+from mutualrl.spawn import DeathPipe, spawn
+from mutualrl.supervise import Deadlines, Supervisor
+
+SIGTERM_WAITS = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+UNTIL_STOPPED = SIGTERM_WAITS + "print('up', flush=True); signal.sigwait({signal.SIGTERM}); print('saved')"
+HUB = UNTIL_STOPPED
+DONE = "pass"
+RAISES = "raise RuntimeError('no luck today')"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: time.sleep(60)"
+)
+# A child that outlives its parent's drain: only a signal to the process group reaches it.
+WITH_CHILD = (
+    SIGTERM_WAITS + "import subprocess, sys\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "print('up', child.pid, flush=True); signal.sigwait({signal.SIGTERM})"
+)
+
+
+def once_up(path: Path, role: str) -> str:
+    """A script that ends, or goes on to what stands behind it, when another role has printed something."""
+    log = str(path / "logs" / f"{role}.log")
+    return f"import os, time\nwhile not os.path.getsize({log!r}): time.sleep(0.01)\n"
+
+
+class Harness:
+    """A supervisor whose roles run the given scripts."""
+
+    def __init__(self, path: Path, deadlines: Deadlines, hub: str = HUB, **agents: str) -> None:
+        config = AgentConfig(policy=TinyPolicy())
+        run = Run(tasks=(Sort(name="sort"),), agents=dict.fromkeys(agents, config))
+        scripts = {"hub": hub, **agents}
+        self.dir = RunDir(path)
+        (path / "logs").mkdir()
+        self.told: list[str] = []
+        self.supervisor = Supervisor(
+            run,
+            self.dir,
+            Manifest(run_id="r", name="n", status="starting", pid=0, started="", endpoint="ipc://unused"),
+            tell=self.told.append,
+            deadlines=deadlines,
+            command=lambda _, role: ["-c", scripts[role]],
+        )
+
+    async def until_up(self, *roles: str) -> None:
+        await eventually(lambda: all(self.dir.log(r).exists() and self.dir.log(r).read_text() for r in roles))
+
+    def nobody_lives(self) -> bool:
+        return not any(alive(role.pid) for role in self.dir.read_manifest().roles)
+
+
+PATIENT = Deadlines(drain_s=30, leave_s=30)
+IMPATIENT = Deadlines(drain_s=0.05, leave_s=0.05)
+
+
+async def test_agents_that_end_early_do_not_end_the_run(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=DONE, beta=UNTIL_STOPPED)
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("beta")
+    await eventually(lambda: "alpha is done" in harness.told)
+    assert not running.done()
+    harness.supervisor.interrupt(signal.SIGTERM)
+    outcome = await running
+    assert (outcome.status, outcome.exit_code) == ("stopped", 143)
+    assert harness.dir.log("beta").read_text() == "up\nsaved\n"
+    assert harness.nobody_lives()
+
+
+async def test_a_run_is_done_when_all_agents_are_and_the_hub_ends_last(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=once_up(tmp_path, "hub"), beta=DONE)
+    outcome = await harness.supervisor.run()
+    assert (outcome.status, outcome.exit_code, outcome.failure) == ("done", 0, None)
+    assert harness.dir.log("hub").read_text() == "up\nsaved\n"
+    manifest = harness.dir.read_manifest()
+    assert (manifest.status, manifest.exit_code, manifest.pid) == ("done", 0, os.getpid())
+    assert [(role.name, role.exit_code) for role in manifest.roles] == [("hub", 0), ("alpha", 0), ("beta", 0)]
+    assert manifest.ended is not None
+
+
+async def test_an_agent_that_raises_ends_the_run_with_its_traceback_and_drains_the_others(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=UNTIL_STOPPED, beta=once_up(tmp_path, "alpha") + RAISES)
+    outcome = await harness.supervisor.run()
+    assert (outcome.status, outcome.exit_code) == ("failed", 1)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith(f"beta failed; its log is {harness.dir.log('beta')}\nTraceback (most recent")
+    assert outcome.failure.endswith("RuntimeError: no luck today")
+    assert "saved" in harness.dir.log("alpha").read_text()
+    assert harness.nobody_lives()
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "text"),
+    [
+        ("import sys; print('bad value', file=sys.stderr); sys.exit(2)", 2, "cannot use its configuration.*\nbad value"),
+        ("import os; os.kill(os.getpid(), 9)", 1, r"was ended by SIGKILL \(out of memory\?\)"),
+        ("import os; os._exit(1)", 1, "alpha failed"),
+    ],
+)
+async def test_how_an_agent_failed_is_said(tmp_path: Path, script: str, exit_code: int, text: str) -> None:
+    outcome = await Harness(tmp_path, PATIENT, alpha=script).supervisor.run()
+    assert outcome.exit_code == exit_code
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(outcome.failure)
+
+
+@pytest.mark.parametrize("hub", [RAISES, DONE])
+async def test_a_hub_that_ends_first_fails_the_run(tmp_path: Path, hub: str) -> None:
+    harness = Harness(tmp_path, PATIENT, hub=hub, alpha=UNTIL_STOPPED)
+    outcome = await harness.supervisor.run()
+    assert outcome.exit_code == 1
+    assert outcome.failure is not None and outcome.failure.startswith("hub ")
+    assert harness.nobody_lives()
+
+
+async def test_a_stubborn_agent_is_killed_after_the_deadlines(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, IMPATIENT, alpha=STUBBORN)
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("alpha")
+    harness.supervisor.interrupt()
+    outcome = await running
+    assert outcome.exit_code == 130
+    assert [line for line in harness.told if line.startswith("alpha")] == [
+        "alpha has not left; sending SIGTERM",
+        "alpha has not left; sending SIGKILL",
+    ]
+    assert {role.name: role.exit_code for role in harness.dir.read_manifest().roles}["alpha"] == -9
+
+
+async def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, Deadlines(drain_s=3600, leave_s=3600), alpha=STUBBORN, beta=STUBBORN)
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("alpha", "beta")
+    harness.supervisor.interrupt()
+    await asyncio.sleep(0)
+    harness.supervisor.interrupt()
+    async with asyncio.timeout(30):
+        outcome = await running
+    assert outcome.exit_code == 130
+    assert harness.nobody_lives()
+
+
+async def test_what_a_role_leaves_behind_ends_with_it_and_strangers_live(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=WITH_CHILD)
+    stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("alpha")
+    child = int(harness.dir.log("alpha").read_text().split()[1])
+    assert alive(child)
+    harness.supervisor.interrupt()
+    await running
+    await eventually(lambda: not alive(child))
+    assert alive(stranger.pid)
+    stranger.kill()
+    await stranger.wait()
+
+
+async def test_a_cancelled_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=STUBBORN)
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("alpha")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert harness.nobody_lives()
+    assert harness.dir.read_manifest().status == "failed"
+
+
+async def test_a_role_knows_its_threads_and_leads_its_own_group(tmp_path: Path) -> None:
+    script = "import os; print(os.environ['OMP_NUM_THREADS'], os.getpgrp() == os.getpid() == os.getsid(0), flush=True)"
+    pipe = DeathPipe()
+    role = await spawn("alpha", ["-c", script], log=tmp_path / "log", death_pipe=pipe, threads=3)
+    assert await role.wait() == 0
+    pipe.close()
+    assert (tmp_path / "log").read_text() == "3 True\n"
+
+
+async def test_the_kernel_is_asked_for_a_signal_only_from_the_main_thread(tmp_path: Path) -> None:
+    """PDEATHSIG fires when the spawning thread ends: a role that another thread starts must do without."""
+    script = "import sys; print('--supervisor-pid' in sys.argv)"
+
+    async def start(log: Path) -> None:
+        pipe = DeathPipe()
+        await (await spawn("alpha", ["-c", script], log=log, death_pipe=pipe)).wait()
+        pipe.close()
+
+    await start(tmp_path / "main")
+    thread = threading.Thread(target=lambda: asyncio.run(start(tmp_path / "thread")))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert ((tmp_path / "main").read_text(), (tmp_path / "thread").read_text()) == ("True\n", "False\n")

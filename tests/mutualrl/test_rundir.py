@@ -1,0 +1,91 @@
+"""A run's directory: refused by name when in use or not empty, its files replaced atomically."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from agents.config import AgentConfig, TinyPolicy
+from agents.tasks.config import Sort
+from mutualrl.config import Run
+from mutualrl.errors import RunDirError
+from mutualrl.manifest import Manifest, Role, installed_versions, write_atomically
+from mutualrl.rundir import RunDir, fresh_path, new_run_dir
+
+RUN = Run(tasks=(Sort(name="sort"),), agents={"alpha": AgentConfig(policy=TinyPolicy())})
+
+
+def test_a_directory_in_use_is_refused_by_name_with_the_pid_of_its_user(tmp_path: Path) -> None:
+    with (
+        new_run_dir(tmp_path / "run"),
+        pytest.raises(RunDirError, match=rf"{tmp_path}/run is in use .*pid {os.getpid()}"),
+        new_run_dir(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(RunDirError, match="already holds something"), new_run_dir(tmp_path):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+    with new_run_dir(tmp_path / "run"):
+        pass
+    with pytest.raises(RunDirError, match="already holds something"), new_run_dir(tmp_path / "run"):
+        pass
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from mutualrl.rundir import new_run_dir\n"
+        f"with new_run_dir(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    with pytest.raises(RunDirError, match="already holds something"), new_run_dir(tmp_path):
+        pass
+
+
+def test_an_empty_directory_with_an_old_lock_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("999")
+    with new_run_dir(tmp_path) as run_dir:
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
+        assert run_dir.log("hub").parent.is_dir()
+
+
+def test_config_and_manifest_come_back_as_written(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.write_config(RUN)
+    assert run_dir.read_config() == RUN
+    manifest = Manifest(
+        run_id="r",
+        name="n",
+        status="running",
+        pid=1,
+        started="now",
+        endpoint="ipc://x",
+        roles=(Role(name="hub", pid=2),),
+        versions=installed_versions(),
+    )
+    run_dir.write_manifest(manifest)
+    assert run_dir.read_manifest() == manifest
+    assert "numpy" in manifest.versions
+
+
+def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_atomically(path, b"old")
+    path.with_name(f".{path.name}.{os.getpid()}").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_two_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5)
+    paths = [fresh_path(tmp_path / "runs", "two", at=at) for _ in range(3)]
+    assert [path.name for path in paths] == ["two-20260102-030405", "two-20260102-030405-2", "two-20260102-030405-3"]
