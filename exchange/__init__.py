@@ -1,1 +1,36 @@
-"""Typed experience on a message bus: publish it, gather what peers published, know who is how far."""
+"""Typed experience on a message bus: publish it, gather what peers published, know who is how far.
+
+    async with exchange.connect("ipc:///…/hub", name="alpha", run_id="r1") as ex:
+        await ex.publish(experience)
+        got = await ex.gather(kinds={"successes"}, prompt_ids=ids, after=cursor)
+
+`serve` runs the hub of a run, `memory` one inside this process with the same client.
+"""
+
+from exchange.client import Client, Gathered, GatheredRow, Receipt
+from exchange.config import HubConfig
+from exchange.connection import connect
+from exchange.endpoints import private_ipc_dir
+from exchange.errors import ExchangeError, HubLostError, RefusedError
+from exchange.memory import MemoryHub, memory
+from exchange.server import serve
+from exchange.stats import HubStats
+from exchange.types import Cursor
+
+__all__ = [
+    "Client",
+    "Cursor",
+    "ExchangeError",
+    "Gathered",
+    "GatheredRow",
+    "HubConfig",
+    "HubLostError",
+    "HubStats",
+    "MemoryHub",
+    "Receipt",
+    "RefusedError",
+    "connect",
+    "memory",
+    "private_ipc_dir",
+    "serve",
+]

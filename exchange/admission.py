@@ -9,7 +9,7 @@ from exchange.members import Member
 from exchange.messages import Publish
 from exchange.store import Record
 from exchange.types import AnyExperience, Cursor, kind_of, prompt_ids_of
-from exchange.wire import MAX_RECORD_BYTES, Buffer, Encoded, RecordDecoder
+from exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, Buffer, Encoded, RecordDecoder
 
 __all__ = ["Admission"]
 
@@ -28,8 +28,9 @@ class Admission:
     def admit(self, member: Member, publish: Publish, payload: Sequence[memoryview], *, cursor: Cursor, now: float) -> Record:
         """The record to store at `cursor`. Raises RefusedError with the reason."""
         nbytes = len(publish.body) + sum(frame.nbytes for frame in payload)
-        if nbytes > self.max_record_bytes:
-            raise RefusedError("too_large", f"a record has at most {self.max_record_bytes} bytes here, got {nbytes}")
+        if nbytes > self.max_record_bytes or len(publish.body) > MAX_BODY_BYTES:
+            limits = f"{self.max_record_bytes} bytes here, {MAX_BODY_BYTES} beside its arrays"
+            raise RefusedError("too_large", f"a record has at most {limits}, got {nbytes} and {len(publish.body)}")
         experience = self._decode(publish.body, payload)
         _check_origin(member, experience)
         return Record(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exchange.members import Member
-from exchange.messages import Gather, Refused
+from exchange.messages import Gather, Refused, refused
 from exchange.selection import Selection, Selector
 from exchange.store import Record
 from exchange.wire import MAX_RECORD_BYTES, Outgoing
@@ -43,9 +43,9 @@ class Gathers:
     def ask(self, member: Member, gather: Gather, request_id: int, now: float) -> list[Outgoing]:
         """The answer to a new gather, or nothing when it has to wait."""
         member.received_bytes = gather.received_bytes
-        refused = self._refusal(member, gather)
-        if refused is not None:
-            return [Outgoing(peer=member.peer, message=refused, request_id=request_id)]
+        refusal = self._refusal(member, gather)
+        if refusal is not None:
+            return [Outgoing(peer=member.peer, message=refusal, request_id=request_id)]
         selection = self._selector.run(member.name, gather, now)
         waiting = _Waiting(
             member=member,
@@ -89,10 +89,10 @@ class Gathers:
     def _refusal(self, member: Member, gather: Gather) -> Refused | None:
         if not 0 < gather.max_bytes <= MAX_RECORD_BYTES:
             detail = f"`max_bytes` must be > 0 and <= {MAX_RECORD_BYTES}, got max_bytes={gather.max_bytes}"
-            return Refused(reason="invalid", detail=detail)
+            return refused("invalid", detail)
         if sum(waiting.member is member for waiting in self._waiting.values()) >= MAX_WAITING:
             detail = f"a worker may have {MAX_WAITING} gathers waiting, got one more from {member.name!r}"
-            return Refused(reason="too_many", detail=detail)
+            return refused("too_many", detail)
         return None
 
     def _complete(self, waiting: _Waiting) -> bool:

@@ -31,10 +31,11 @@ from exchange.messages import (
     ToHub,
     Unknown,
     Welcome,
+    refused,
 )
 from exchange.selection import Selector
 from exchange.stats import HubStats
-from exchange.store import MemoryStore, Record
+from exchange.store import FIRST_CURSOR, MemoryStore, Record
 from exchange.types import AgentName, Cursor
 from exchange.wire import Incoming, Outgoing
 
@@ -45,13 +46,18 @@ QUARANTINED_BYTES = 4096
 
 
 class Hub:
-    """One run's exchange. clock: monotonic seconds; ages, liveness and deadlines are counted on it."""
+    """One run's exchange. clock: monotonic seconds; ages, liveness and deadlines are counted on it.
 
-    def __init__(self, config: HubConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    first_cursor: above every cursor of an earlier hub of the run, so that no reader takes new records for known ones.
+    """
+
+    def __init__(
+        self, config: HubConfig, *, clock: Callable[[], float] = time.monotonic, first_cursor: Cursor = FIRST_CURSOR
+    ) -> None:
         self.config = config
         self._clock = clock
         self._started_at = clock()
-        self._store = MemoryStore(memory_bytes=config.memory_bytes, max_age_s=config.max_age_s)
+        self._store = MemoryStore(memory_bytes=config.memory_bytes, max_age_s=config.max_age_s, first_cursor=first_cursor)
         self._members = Members(
             run_id=config.run_id,
             names=None if config.members is None else frozenset(map(AgentName, config.members)),
@@ -86,8 +92,8 @@ class Hub:
             case AskStats():
                 return [Outgoing(peer=peer, message=self.stats(), request_id=request_id)]
         if member.observer:
-            refused = Refused(reason="observer", detail="an observer may only ask for statistics")
-            return [Outgoing(peer=peer, message=refused, request_id=request_id)]
+            refusal = refused("observer", "an observer may only ask for statistics")
+            return [Outgoing(peer=peer, message=refusal, request_id=request_id)]
         if isinstance(message, Gather):
             return self._gathers.ask(member, message, request_id, now)
         return self._publish(member, message, incoming, now)
@@ -181,10 +187,10 @@ class Hub:
             record = self._admission.admit(member, publish, payload, cursor=cursor, now=now)
         except RefusedError as error:
             member.tally.refused[error.reason] += 1
-            refused = Refused(reason=error.reason, detail=error.detail)
+            refusal = refused(error.reason, error.detail)
             if error.reason != "window":
-                member.seen.add(publish.seq, refused)
-            return refused, None
+                member.seen.add(publish.seq, refusal)
+            return refusal, None
         accepted = Accepted(seq=publish.seq, cursor=cursor)
         member.seen.add(publish.seq, accepted)
         return accepted, record

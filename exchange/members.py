@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from exchange.messages import Accepted, Hello, Refused
+from exchange.messages import Accepted, Hello, Refused, refused
 from exchange.stats import MemberState, Tally, WorkerStats
 from exchange.types import AgentName, Cursor, Version
 
@@ -17,6 +17,7 @@ __all__ = ["Member", "Members", "SeenRecords"]
 
 SUSPECT_HEARTBEATS = 2
 GONE_HEARTBEATS = 3
+MAX_MEMBERS = 256
 NO_CURSOR = Cursor(0)
 
 
@@ -136,24 +137,28 @@ class Members:
     def _refusal(self, peer: bytes, hello: Hello, now: float) -> Refused | None:
         if hello.run_id != self._run_id:
             detail = f"this hub serves run {self._run_id!r}, got run_id={hello.run_id!r}: is an older run still alive?"
-            return Refused(reason="run_id", detail=detail)
+            return refused("run_id", detail)
         if self._names is not None and not hello.observer and hello.name not in self._names:
             detail = f"the members of this run are {', '.join(sorted(self._names))}, got name={hello.name!r}"
-            return Refused(reason="unknown_member", detail=detail)
+            return refused("unknown_member", detail)
         member = self._by_name.get(hello.name)
         if member is not None and member.peer != peer and self.state(member, now) in ("live", "suspect"):
             detail = (
                 f"a worker of this name is alive, got name={hello.name!r}: choose another name, or wait "
                 f"{GONE_HEARTBEATS * self._heartbeat_s:g} s after it died"
             )
-            return Refused(reason="duplicate_name", detail=detail)
+            return refused("duplicate_name", detail)
+        if member is None and len(self._by_name) >= MAX_MEMBERS:
+            return refused("full", f"a hub has at most {MAX_MEMBERS} members, got one more: {hello.name!r}")
         if self._by_peer.get(peer, member) is not member:
-            return Refused(reason="duplicate_name", detail=f"one routing id cannot have two names, got {hello.name!r}")
+            return refused("duplicate_name", f"one routing id cannot have two names, got {hello.name!r}")
         return None
 
     def leave(self, member: Member) -> None:
         member.left = True
         self._by_peer.pop(member.peer, None)
+        if member.observer:
+            del self._by_name[member.name]
 
     def silence(self, peer: bytes) -> None:
         """Take a member as gone until it is heard again: the transport cannot reach it."""

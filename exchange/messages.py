@@ -39,7 +39,11 @@ __all__ = [
     "ToWorker",
     "Unknown",
     "Welcome",
+    "refused",
 ]
+
+MAX_NAME_CHARS = 64
+MAX_DETAIL_CHARS = 1000
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -59,6 +63,12 @@ class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
     epoch: int | None = None
     first_seq: int = 1
     observer: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME_CHARS:
+            raise ValueError(f"`name` must have 1 to {MAX_NAME_CHARS} characters, got {len(self.name)}")
+        if self.first_seq < 1 or (self.epoch is not None and self.epoch < 0):
+            raise ValueError(f"sequence numbers count from 1, epochs from 0, got {self.first_seq}, {self.epoch}")
 
 
 class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
@@ -80,6 +90,11 @@ class Refused(Wire, frozen=True, kw_only=True, tag="refused"):
 
     reason: str
     detail: str
+
+
+def refused(reason: str, detail: str) -> Refused:
+    """A refusal whose text stays short, also where it quotes what a stranger sent."""
+    return Refused(reason=reason, detail=detail if len(detail) <= MAX_DETAIL_CHARS else detail[:MAX_DETAIL_CHARS] + "…")
 
 
 class Publish(Wire, frozen=True, kw_only=True, tag="publish"):

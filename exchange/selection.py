@@ -11,14 +11,13 @@ from exchange.members import Member, Members
 from exchange.messages import Gather, Row, Rows
 from exchange.store import MemoryStore, Record
 from exchange.types import AgentName, Cursor
-from exchange.wire import MAX_HEADER_BYTES, Buffer
+from exchange.wire import MAX_BODY_BYTES, Buffer
 
 __all__ = ["Selection", "Selector"]
 
 JOINED_FRAME_BYTES = 1 << 20
-# What a row takes in the header beside its body, and what the header keeps for the rest.
+# What a row takes in the header beside its body.
 ROW_HEADER_BYTES = 128
-HEADER_RESERVE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ class Selector:
             matching += 1
             payload_bytes += record.encoded.nbytes
             header_bytes += len(record.encoded.body) + ROW_HEADER_BYTES
-            over = payload_bytes > gather.max_bytes or header_bytes > MAX_HEADER_BYTES - HEADER_RESERVE_BYTES
+            over = payload_bytes > gather.max_bytes or header_bytes > MAX_BODY_BYTES
             cut = cut or (bool(records) and over)
             if not cut:
                 records.append(record)

@@ -12,11 +12,14 @@ from exchange.hub import Hub
 from exchange.service import HubService
 from exchange.sockets import Channel, bind_channel
 from exchange.stats import HubStats
+from exchange.types import Cursor
 
 __all__ = ["serve"]
 
 # Under a flood the socket is always readable; other tasks of the loop get a turn after so many messages.
 MESSAGES_PER_TURN = 32
+# Cursors begin at the wall clock, so those of a restarted hub are higher: it stores fewer than 2^20 records in a ms.
+CURSOR_BITS_PER_MS = 20
 
 
 async def serve(
@@ -34,7 +37,7 @@ async def serve(
     check_endpoint(endpoint)
     with claim(endpoint):
         channel, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
-        hub = Hub(config)
+        hub = Hub(config, first_cursor=Cursor(time.time_ns() // 1_000_000 << CURSOR_BITS_PER_MS))
         service = HubService(hub, clock=time.monotonic, send=channel.send_now)
         try:
             if on_ready is not None:

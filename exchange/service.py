@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from exchange.errors import ProtocolError, WireError
+from exchange.errors import ProtocolError, RecordTooLargeError, WireError
 from exchange.hub import Hub
-from exchange.messages import Refused
+from exchange.messages import refused
 from exchange.wire import Buffer, Outgoing, encode_message, hub_decoder
 
 __all__ = ["HubService"]
@@ -36,7 +36,7 @@ class HubService:
             self.hub.bad_frame(frames, error)
             _log.warning("bad message from peer %s: %s", peer.hex(), error)
             if isinstance(error, ProtocolError):
-                self._deliver([Outgoing(peer=peer, message=Refused(reason="protocol", detail=str(error)))])
+                self._deliver([Outgoing(peer=peer, message=refused("protocol", str(error)))])
             return
         self._deliver(self.hub.handle(peer, incoming))
         self._arm()
@@ -55,9 +55,15 @@ class HubService:
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
         for item in outgoing:
-            frames = encode_message(item.message, item.request_id, item.payload)
+            frames = self._encode(item)
             if not self._send(item.peer, frames):
                 self.hub.undeliverable(item.peer)
+
+    def _encode(self, item: Outgoing) -> list[Buffer]:
+        try:
+            return encode_message(item.message, item.request_id, item.payload)
+        except RecordTooLargeError as error:
+            return encode_message(refused("too_large", str(error)), item.request_id)
 
     def _arm(self) -> None:
         """Have `tick` called at the hub's next deadline."""

@@ -89,7 +89,7 @@ def bind_channel(endpoint: str, *, credit_messages: int) -> tuple[Channel, str]:
         channel.close()
         advice = "choose another port, or port 0 for a free one" if endpoint.startswith("tcp") else "check the path"
         raise EndpointError(f"cannot bind, got endpoint={endpoint!r}: {error}; {advice}") from error
-    return channel, channel.socket.last_endpoint.decode()
+    return channel, channel.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 def _options(endpoint: str, credit_messages: int) -> dict[int, int]:

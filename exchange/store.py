@@ -18,6 +18,7 @@ __all__ = ["MemoryStore", "Record"]
 
 # What a record costs beside its bytes (measured: struct, index entries, dictionary slots).
 OVERHEAD_BYTES = 600
+FIRST_CURSOR = Cursor(1)
 
 _Key = tuple[Kind, PromptId | None]
 
@@ -66,13 +67,13 @@ class _Line:
 class MemoryStore:
     """Records within `memory_bytes`; the oldest go first. Counts what it let go."""
 
-    def __init__(self, *, memory_bytes: int, max_age_s: float | None) -> None:
+    def __init__(self, *, memory_bytes: int, max_age_s: float | None, first_cursor: Cursor = FIRST_CURSOR) -> None:
         self._memory_bytes = memory_bytes
         self._max_age_s = max_age_s
         self._records: OrderedDict[Cursor, Record] = OrderedDict()
         self._lines: dict[_Key, _Line] = {}
         self.stored_bytes = 0
-        self.newest = Cursor(0)
+        self.newest = Cursor(first_cursor - 1)
         self.evicted_to = Cursor(0)
         self.evicted = 0
         self.expired = 0

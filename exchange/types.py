@@ -18,6 +18,7 @@ import numpy.typing as npt
 AgentName = NewType("AgentName", str)
 PromptId = NewType("PromptId", str)
 Cursor = NewType("Cursor", int)
+START = Cursor(0)
 Kind = Literal["prompts", "rewards", "successes", "rollouts"]
 
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]

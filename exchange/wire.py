@@ -26,6 +26,7 @@ from exchange.messages import ToHub, ToWorker
 from exchange.types import AnyExperience
 
 __all__ = [
+    "MAX_BODY_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_RECORD_BYTES",
     "Buffer",
@@ -44,6 +45,8 @@ MAGIC = b"MRLX"
 MAJOR, MINOR = 1, 0
 MAX_HEADER_BYTES = 256 << 10
 MAX_RECORD_BYTES = 64 << 20
+# A body must fit into the header of an answer, beside what else stands there.
+MAX_BODY_BYTES = 192 << 10
 MAX_PAYLOAD_BYTES = 2 * MAX_RECORD_BYTES
 MAX_FRAMES = 4096
 
@@ -141,9 +144,17 @@ def worker_decoder() -> MessageDecoder[ToWorker]:
 
 
 def encode_record(experience: AnyExperience) -> Encoded:
-    """The record of one experience; its arrays' bytes are copied, so the caller may write into them at once."""
+    """The record of one experience; its arrays' bytes are copied, so the caller may write into them at once.
+
+    Raises RecordTooLargeError when what is not in arrays (prompt texts, ids) is over 192 KiB.
+    """
     writer = ArrayWriter()
     body = msgspec.msgpack.Encoder(enc_hook=writer.hook).encode(experience)
+    if len(body) > MAX_BODY_BYTES:
+        raise RecordTooLargeError(
+            f"a record has at most {MAX_BODY_BYTES} bytes beside its arrays, got {len(body)} in a "
+            f"{type(experience).__name__}: shorten the prompt"
+        )
     return Encoded(body=body, frames=writer.frames())
 
 

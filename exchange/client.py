@@ -1,0 +1,209 @@
+"""What an agent sees of the exchange: publish, gather, progress, stats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar, Unpack, cast, get_args
+
+from exchange.credits import CreditWindow
+from exchange.errors import RecordTooLargeError, RefusedError, RequestTimeoutError, WireError
+from exchange.messages import Accepted, AskStats, Gather, Refused, Row, Rows, ToWorker
+from exchange.session import Answer, Session
+from exchange.stats import HubStats
+from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, PromptId, Version
+from exchange.wire import RecordDecoder, encode_record
+
+__all__ = ["Client", "Filters", "Gathered", "GatheredRow", "Receipt"]
+
+# Below the hub's own limit, so that gathers queue here and are not refused there.
+GATHERS_IN_FLIGHT = 8
+
+T = TypeVar("T", bound=ToWorker)
+
+
+class Filters(TypedDict, total=False):
+    """Filters of a gather; one that is left out or None does not filter.
+
+    agents: producers; without it all but the asker itself. steps: the producer's, inclusive. max_age_s: by the hub's
+    clock. max_lag: in versions behind the producer's newest known one; rows of an earlier epoch never pass it.
+    """
+
+    prompt_ids: Iterable[PromptId] | None
+    agents: Iterable[AgentName] | None
+    min_step: int | None
+    max_step: int | None
+    max_age_s: float | None
+    max_lag: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The hub has the record. duplicate: it had it before. cursor: where, 0 if that is forgotten."""
+
+    seq: int
+    cursor: Cursor
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredRow:
+    """One record. age_s: since the hub stored it, by its clock. lag: None when of an earlier epoch of its producer."""
+
+    experience: AnyExperience
+    cursor: Cursor
+    age_s: float
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """rows: in cursor order. cursor: the next `after`; with it nothing is skipped and nothing comes twice.
+
+    more: the answer was cut by its size, ask again. newest: newest version known of each producer. evicted_to: rows up to
+    this cursor may be missing, as the hub let them go for room or age.
+    """
+
+    rows: list[GatheredRow]
+    cursor: Cursor
+    more: bool
+    newest: dict[AgentName, Version]
+    evicted_to: Cursor
+
+
+class Client:
+    """One worker's end of the exchange. Any number of tasks may call it at the same time."""
+
+    def __init__(self, session: Session, *, name: AgentName, request_timeout_s: float) -> None:
+        self.name = name
+        self._session = session
+        self._request_timeout_s = request_timeout_s
+        self._decoder = RecordDecoder()
+        self._gathers = asyncio.Semaphore(GATHERS_IN_FLIGHT)
+        self._max_record_bytes = 0
+        self._credits = CreditWindow(messages=0, nbytes=0)
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Join the run. Raises ConnectError."""
+        welcome = await self._session.open(timeout_s=timeout_s)
+        self._max_record_bytes = welcome.max_record_bytes
+        self._credits = CreditWindow(messages=welcome.credit_messages, nbytes=welcome.credit_bytes)
+
+    @property
+    def epoch(self) -> int:
+        """How often this name has come back to the run; versions of published records carry it."""
+        return self._session.epoch
+
+    async def publish(self, experience: AnyExperience) -> Receipt:
+        """Hand one record to the hub; waits for credit and for the hub to have it.
+
+        The arrays may be written to as soon as this is called. Raises RefusedError with the hub's reason,
+        RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the record may arrive or not.
+        """
+        record = encode_record(experience)
+        nbytes = record.nbytes
+        if nbytes > self._max_record_bytes:
+            raise RecordTooLargeError(
+                f"this hub takes records of at most {self._max_record_bytes} bytes, got {nbytes}: publish smaller groups, "
+                f"or raise the exchange's `memory_bytes` and `credit_bytes`"
+            )
+        waits_for = "credit: its earlier records have no answer"
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                await self._credits.acquire(nbytes)
+                try:
+                    answer = self._session.publish(record)
+                except BaseException:
+                    self._credits.release(nbytes)
+                    raise
+                answer.add_done_callback(lambda _: self._credits.release(nbytes))
+                waits_for = "the hub's answer to a record"
+                # Shielded, as credit comes back with the answer and not with the caller's patience.
+                accepted = _expect(Accepted, await asyncio.shield(answer))
+        except TimeoutError:
+            raise self._timed_out(waits_for) from None
+        return Receipt(seq=accepted.seq, cursor=accepted.cursor, duplicate=accepted.duplicate)
+
+    async def gather(
+        self,
+        *,
+        kinds: Collection[Kind],
+        after: Cursor = START,
+        min_count: int = 0,
+        deadline_s: float = 0.0,
+        max_bytes: int = 8 << 20,
+        **filters: Unpack[Filters],
+    ) -> Gathered:
+        """Rows behind `after` that fit the filters, as soon as min_count are there, or at the deadline with fewer.
+
+        max_bytes: size of the answer; it has at least one row. After an answer with `more`, ask again with min_count 0.
+        Raises ValueError for an unknown kind, RefusedError, RequestTimeoutError, HubLostError. Cancellation is safe.
+        """
+        unknown = set(kinds) - set(get_args(Kind))
+        if unknown or not kinds:
+            raise ValueError(f"`kinds` must be some of {', '.join(get_args(Kind))}, got kinds={kinds!r}")
+        prompt_ids, agents = filters.get("prompt_ids"), filters.get("agents")
+        async with self._gathers:
+            request = Gather(
+                kinds=tuple(kinds),
+                prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
+                agents=None if agents is None else tuple(agents),
+                after=after,
+                min_step=filters.get("min_step"),
+                max_step=filters.get("max_step"),
+                max_age_s=filters.get("max_age_s"),
+                max_lag=filters.get("max_lag"),
+                min_count=min_count,
+                deadline_s=deadline_s,
+                max_bytes=max_bytes,
+                received_bytes=self._session.received_bytes,
+            )
+            answer = await self._ask(request, "rows", deadline_s + self._request_timeout_s)
+        rows = _expect(Rows, answer)
+        return Gathered(
+            rows=[self._decode(row, answer.payload) for row in rows.rows],
+            cursor=rows.cursor,
+            more=rows.more,
+            newest=rows.newest,
+            evicted_to=rows.evicted_to,
+        )
+
+    async def progress(self, *, step: int, version: Version) -> None:
+        """Tell how far this worker is, now and with every heartbeat; raises its newest known version. Does not wait."""
+        self._session.tell_progress(step, version)
+
+    async def stats(self) -> HubStats:
+        """What the hub has counted so far."""
+        return _expect(HubStats, await self._ask(AskStats(), "statistics", self._request_timeout_s))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _ask(self, request: Gather | AskStats, what: str, timeout_s: float) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._session.request(request)
+        except TimeoutError:
+            raise self._timed_out(f"the hub's answer with {what}") from None
+
+    def _timed_out(self, waits_for: str) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"{self.name!r} waited too long for {waits_for}, got request_timeout_s={self._request_timeout_s:g}"
+        )
+
+    def _decode(self, row: Row, payload: Sequence[memoryview]) -> GatheredRow:
+        if row.frame < 0 or row.frame >= len(payload) or row.first_large + row.large > len(payload):
+            raise WireError(f"row outside its message, got frame={row.frame} of {len(payload)}")
+        packed = payload[row.frame][row.offset : row.offset + row.nbytes]
+        frames = (packed, *payload[row.first_large : row.first_large + row.large])
+        experience = self._decoder.decode(row.body, frames)
+        return GatheredRow(experience=experience, cursor=row.cursor, age_s=row.age_s, lag=row.lag)
+
+
+def _expect(kind: type[T], answer: Answer) -> T:
+    if isinstance(answer.message, Refused):
+        raise RefusedError(answer.message.reason, answer.message.detail)
+    if not isinstance(answer.message, kind):
+        raise WireError(f"the hub answered with {type(answer.message).__name__} where {kind.__name__} was expected")
+    return cast(T, answer.message)

@@ -1,0 +1,63 @@
+"""Ways to a client: over a socket, or over any link."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from exchange.client import Client
+from exchange.endpoints import check_endpoint
+from exchange.messages import Hello
+from exchange.session import Link, Session
+from exchange.sockets import connect_channel
+from exchange.types import AgentName
+
+__all__ = ["connect", "new_routing_id", "open_client"]
+
+# Before the WELCOME nobody knows the credit; the socket's high-water mark is set from this.
+ASSUMED_CREDIT_MESSAGES = 256
+
+
+@asynccontextmanager
+async def connect(
+    endpoint: str,
+    *,
+    name: str,
+    run_id: str,
+    request_timeout_s: float = 30.0,
+    connect_timeout_s: float = 10.0,
+    observer: bool = False,
+) -> AsyncIterator[Client]:
+    """A client of the hub at `endpoint`; leaving the block waits for the hub to have everything, and says Bye.
+
+    request_timeout_s: how long one request, or the hub's silence, may last. observer: may only ask for statistics.
+    Raises EndpointError, and ConnectError when no WELCOME comes within connect_timeout_s or the hub refuses.
+    """
+    check_endpoint(endpoint)
+    routing_id = new_routing_id()
+    link = connect_channel(endpoint, routing_id=routing_id, credit_messages=ASSUMED_CREDIT_MESSAGES)
+    hello = Hello(name=AgentName(name), run_id=run_id, observer=observer)
+    async with open_client(
+        link, hello, endpoint=endpoint, request_timeout_s=request_timeout_s, connect_timeout_s=connect_timeout_s
+    ) as client:
+        yield client
+
+
+@asynccontextmanager
+async def open_client(
+    link: Link, hello: Hello, *, endpoint: str, request_timeout_s: float, connect_timeout_s: float
+) -> AsyncIterator[Client]:
+    """A client over any link; closes the link in the end."""
+    session = Session(link, hello, endpoint=endpoint, lost_after_s=request_timeout_s)
+    client = Client(session, name=hello.name, request_timeout_s=request_timeout_s)
+    try:
+        await client.open(timeout_s=connect_timeout_s)
+        yield client
+    finally:
+        await client.close()
+
+
+def new_routing_id() -> bytes:
+    """A routing id for one incarnation: 16 bytes, the first of which ZeroMQ wants not to be 0."""
+    return b"\1" + os.urandom(15)

@@ -1,0 +1,105 @@
+"""The exchange inside one process: the same hub, client and bytes, and no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from exchange.client import Client
+from exchange.config import HubConfig
+from exchange.connection import new_routing_id, open_client
+from exchange.hub import Hub
+from exchange.messages import Hello
+from exchange.service import HubService
+from exchange.stats import HubStats
+from exchange.types import AgentName
+from exchange.wire import Buffer
+
+__all__ = ["MemoryHub", "memory"]
+
+# Answers that a worker has not read: more than a worker can be owed by its credit and its gathers.
+UNREAD_ANSWERS = 4096
+
+
+class MemoryHub:
+    """A hub on the running event loop."""
+
+    def __init__(self, config: HubConfig, *, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._inboxes: dict[bytes, asyncio.Queue[list[memoryview]]] = {}
+        self._hub = Hub(config, clock=clock)
+        self._service = HubService(self._hub, clock=clock, send=self._send)
+
+    def connect(
+        self,
+        name: str,
+        *,
+        run_id: str | None = None,
+        request_timeout_s: float = 30.0,
+        connect_timeout_s: float = 10.0,
+        observer: bool = False,
+    ) -> AbstractAsyncContextManager[Client]:
+        """As exchange.connect; run_id: the hub's own unless given."""
+        run_id = self._config.run_id if run_id is None else run_id
+        return open_client(
+            _MemoryLink(self, new_routing_id()),
+            Hello(name=AgentName(name), run_id=run_id, observer=observer),
+            endpoint=f"memory://{self._config.run_id}",
+            request_timeout_s=request_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+        )
+
+    def stats(self) -> HubStats:
+        return self._hub.stats()
+
+    def tick(self) -> None:
+        """Answer what is due; only a hub on a fake clock needs to be told."""
+        self._service.tick()
+
+    def close(self) -> None:
+        self._service.close()
+
+    def attach(self, peer: bytes) -> asyncio.Queue[list[memoryview]]:
+        """The queue in which `peer` finds what the hub sends it."""
+        return self._inboxes.setdefault(peer, asyncio.Queue(UNREAD_ANSWERS))
+
+    def detach(self, peer: bytes) -> None:
+        self._inboxes.pop(peer, None)
+
+    def receive(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+        self._service.receive(peer, [memoryview(frame) for frame in frames])
+
+    def _send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        inbox = self._inboxes.get(peer)
+        if inbox is None or inbox.full():
+            return False
+        inbox.put_nowait([memoryview(frame) for frame in frames])
+        return True
+
+
+class _MemoryLink:
+    def __init__(self, hub: MemoryHub, peer: bytes) -> None:
+        self._hub = hub
+        self._peer = peer
+        self._inbox = hub.attach(peer)
+
+    async def send(self, frames: Sequence[Buffer]) -> None:
+        self._hub.receive(self._peer, frames)
+
+    async def receive(self) -> list[memoryview]:
+        return await self._inbox.get()
+
+    def close(self) -> None:
+        self._hub.detach(self._peer)
+
+
+@asynccontextmanager
+async def memory(config: HubConfig | None = None, *, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[MemoryHub]:
+    """A hub inside this process; `hub.connect(name)` gives the same client as `exchange.connect`."""
+    hub = MemoryHub(HubConfig(run_id="memory") if config is None else config, clock=clock)
+    try:
+        yield hub
+    finally:
+        hub.close()
