@@ -62,9 +62,10 @@ def align(
             f"both sides must cover the same bytes, got {totals[0]} bytes in {len(content_a)} source tokens and "
             f"{totals[1]} bytes in {len(content_b)} receiver tokens"
         )
-    cuts = _common_ends(content_a, content_b)
-    group_a = _groups(content_a, cuts, open_end=open_end)
-    group_b = _groups(content_b, cuts, open_end=open_end)
+    cut_mask_a, cut_mask_b = _common_cuts(content_a, content_b)
+    cuts = content_a[cut_mask_a]
+    group_a = _groups(cut_mask_a, open_end=open_end)
+    group_b = _groups(cut_mask_b, open_end=open_end)
     count_a = np.bincount(group_a[group_a >= 0], minlength=len(cuts))
     count_b = np.bincount(group_b[group_b >= 0], minlength=len(cuts))
     one_to_one = np.append((count_a == 1) & (count_b == 1), False)  # the last entry is met by NO_GROUP
@@ -98,19 +99,24 @@ def _checked(side: str, ends: npt.ArrayLike, eos: bool) -> tuple[npt.NDArray[np.
     return every, every[:-1] if eos else every
 
 
-def _common_ends(content_a: npt.NDArray[np.int64], content_b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Ends above 0 that both sides have, rising."""
-    if not len(content_b):
-        return np.zeros(0, np.int64)
-    rising = content_a[np.diff(content_a, prepend=0) > 0]
-    nearest = np.minimum(np.searchsorted(content_b, rising), len(content_b) - 1)
-    cuts: npt.NDArray[np.int64] = rising[content_b[nearest] == rising]
-    return cuts
+def _common_cuts(
+    content_a: npt.NDArray[np.int64], content_b: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """On each side, which tokens are the first to end at an offset above 0 where the other side ends one too."""
+    cut_mask_a, cut_mask_b = np.zeros(len(content_a), np.bool_), np.zeros(len(content_b), np.bool_)
+    if len(content_b):
+        rising = np.flatnonzero(np.diff(content_a, prepend=0) > 0)
+        nearest = np.minimum(np.searchsorted(content_b, content_a[rising]), len(content_b) - 1)
+        common = content_b[nearest] == content_a[rising]
+        cut_mask_a[rising[common]] = True
+        cut_mask_b[nearest[common]] = True
+    return cut_mask_a, cut_mask_b
 
 
-def _groups(content: npt.NDArray[np.int64], cuts: npt.NDArray[np.int64], *, open_end: bool) -> npt.NDArray[np.int32]:
-    """The group that each token starts in; a token that starts at the last cut or behind it has none in an open end."""
-    starts = np.concatenate([np.zeros(1, np.int64), content])[:-1]
-    group = np.searchsorted(cuts, starts, side="right").astype(np.int32)
-    group[group == len(cuts)] = NO_GROUP if open_end else len(cuts) - 1
+def _groups(cut_mask: npt.NDArray[np.bool_], *, open_end: bool) -> npt.NDArray[np.int32]:
+    """The group that each token starts in, which is the number of cuts before it; behind the last cut see `align`."""
+    passed = np.cumsum(cut_mask, dtype=np.int32)
+    group = passed - cut_mask
+    n_groups = passed[-1] if len(passed) else 0
+    group[group == n_groups] = NO_GROUP if open_end else n_groups - 1
     return group
