@@ -7,7 +7,7 @@
 `serve` runs the hub of a run, `memory` one inside this process with the same client.
 """
 
-from exchange.client import Client, Gathered, GatheredRow, Receipt
+from exchange.client import Client, Gathered, Receipt, Row
 from exchange.config import HubConfig
 from exchange.connection import connect
 from exchange.endpoints import private_ipc_dir
@@ -22,13 +22,13 @@ __all__ = [
     "Cursor",
     "ExchangeError",
     "Gathered",
-    "GatheredRow",
     "HubConfig",
     "HubLostError",
     "HubStats",
     "MemoryHub",
     "Receipt",
     "RefusedError",
+    "Row",
     "connect",
     "memory",
     "private_ipc_dir",

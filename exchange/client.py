@@ -9,13 +9,13 @@ from typing import TypedDict, TypeVar, Unpack, cast, get_args
 
 from exchange.credits import CreditWindow
 from exchange.errors import RecordTooLargeError, RefusedError, RequestTimeoutError, WireError
-from exchange.messages import Accepted, AskStats, Gather, Refused, Row, Rows, ToWorker
+from exchange.messages import Accepted, AskStats, Gather, Refused, RowHeader, Rows, ToWorker
 from exchange.session import Answer, Session
 from exchange.stats import HubStats
 from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, PromptId, Version
 from exchange.wire import RecordDecoder, encode_record
 
-__all__ = ["Client", "Filters", "Gathered", "GatheredRow", "Receipt"]
+__all__ = ["Client", "Filters", "Gathered", "Receipt", "Row"]
 
 # Below the hub's own limit, so that gathers queue here and are not refused there.
 GATHERS_IN_FLIGHT = 8
@@ -48,7 +48,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredRow:
+class Row:
     """One record. age_s: since the hub stored it, by its clock. lag: None when of an earlier epoch of its producer."""
 
     experience: AnyExperience
@@ -65,7 +65,7 @@ class Gathered:
     this cursor may be missing, as the hub let them go for room or age.
     """
 
-    rows: list[GatheredRow]
+    rows: list[Row]
     cursor: Cursor
     more: bool
     newest: dict[AgentName, Version]
@@ -192,13 +192,13 @@ class Client:
             f"{self.name!r} waited too long for {waits_for}, got request_timeout_s={self._request_timeout_s:g}"
         )
 
-    def _decode(self, row: Row, payload: Sequence[memoryview]) -> GatheredRow:
+    def _decode(self, row: RowHeader, payload: Sequence[memoryview]) -> Row:
         if row.frame < 0 or row.frame >= len(payload) or row.first_large + row.large > len(payload):
             raise WireError(f"row outside its message, got frame={row.frame} of {len(payload)}")
         packed = payload[row.frame][row.offset : row.offset + row.nbytes]
         frames = (packed, *payload[row.first_large : row.first_large + row.large])
         experience = self._decoder.decode(row.body, frames)
-        return GatheredRow(experience=experience, cursor=row.cursor, age_s=row.age_s, lag=row.lag)
+        return Row(experience=experience, cursor=row.cursor, age_s=row.age_s, lag=row.lag)
 
 
 def _expect(kind: type[T], answer: Answer) -> T:

@@ -33,7 +33,7 @@ __all__ = [
     "Pong",
     "Publish",
     "Refused",
-    "Row",
+    "RowHeader",
     "Rows",
     "ToHub",
     "ToWorker",
@@ -136,7 +136,7 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     received_bytes: int = 0
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class RowHeader(msgspec.Struct, frozen=True, kw_only=True):
     """One record within Rows. lag: None when the record is of an earlier epoch of its producer.
 
     Frame 0 of the record is bytes offset to offset + nbytes of payload frame `frame`; its large arrays are the payload
@@ -160,7 +160,7 @@ class Rows(Wire, frozen=True, kw_only=True, tag="rows"):
     evicted_to: rows up to this cursor may be missing, as the hub let them go for room or age.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[RowHeader, ...]
     cursor: Cursor
     more: bool
     newest: dict[AgentName, Version]

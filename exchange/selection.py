@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from exchange.arrays import padding
 from exchange.config import Edges
 from exchange.members import Member, Members
-from exchange.messages import Gather, Row, Rows
+from exchange.messages import Gather, RowHeader, Rows
 from exchange.store import MemoryStore, Record
 from exchange.types import AgentName, Cursor
 from exchange.wire import MAX_BODY_BYTES, Buffer
@@ -121,7 +121,7 @@ class Selector:
         return Rows(rows=(), cursor=gather.after, more=True, newest=newest, evicted_to=self._store.evicted_to)
 
 
-def _pack(records: Sequence[Record], lags: Iterable[int | None], now: float) -> tuple[tuple[Row, ...], Sequence[Buffer]]:
+def _pack(records: Sequence[Record], lags: Iterable[int | None], now: float) -> tuple[tuple[RowHeader, ...], Sequence[Buffer]]:
     """Rows with their payload frames: small frames joined up to about 1 MiB, as one frame each would cost more."""
     joined: list[Buffer] = []
     joined_bytes = 0
@@ -138,11 +138,11 @@ def _pack(records: Sequence[Record], lags: Iterable[int | None], now: float) -> 
         joined += [first, bytes(gap)]
         joined_bytes += nbytes + gap
     payload = [group[0] if len(group) == 2 else b"".join(group) for group in groups]
-    rows: list[Row] = []
+    rows: list[RowHeader] = []
     for record, lag, (frame, offset, nbytes) in zip(records, lags, places, strict=True):
         large = record.encoded.frames[1:]
         rows.append(
-            Row(
+            RowHeader(
                 cursor=record.cursor,
                 age_s=now - record.stored_at,
                 lag=lag,
