@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,15 +32,15 @@ from agents.evaluate import TaskScore, evaluate
 from agents.learner import Learner
 from agents.metrics import group_metrics, rescue_line
 from agents.peers import PeerFeed, wait_stopped
-from agents.policies import Policy
+from agents.policies.policy import Policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
-from agents.rewards import Rewards
+from agents.rewards.rewards import Rewards
 from agents.rows import Stream
-from agents.samplers import HFSampler
+from agents.samplers.hf import HFSampler
 from agents.sharing.rule import Shared, SharingRule
 from agents.sink import JsonlSink
-from agents.tasks import TaskData
+from agents.tasks.load import TaskData
 from agents.tasks.schedule import draw
 from agents.types import Group, Prompt
 from exchange import Client
@@ -112,6 +113,8 @@ class Agent:
         self._started_at_s = started_at_s
         self._version = Version(client.epoch, 0)
         self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        # Agents of one run must not share their random numbers, or equal policies would sample alike.
+        self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
         self._rescues_logged = 0
 
     async def run(self, stop: asyncio.Event) -> bool:
@@ -152,7 +155,7 @@ class Agent:
             gathered.experience,
             step=step,
             steps=self._loop.steps,
-            rng=np.random.default_rng([self._loop.seed, step, sum(self._name.encode())]),
+            rng=np.random.default_rng([self._seed, step]),
         )
         if stop.is_set():
             return False
@@ -163,9 +166,13 @@ class Agent:
         busy = time.perf_counter() - started
         if self._config.simulated_slowdown > 1:
             await wait_stopped(stop, busy * (self._config.simulated_slowdown - 1))
-        metrics = group_metrics(groups) | gathered.metrics | shared.counters | learned | self._streams(shared)
+        metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **self._streams(shared)}
         metrics |= self._feed.hits.take() | self._parts.receiver.take()
-        metrics |= {"step_time": time.perf_counter() - started, "sample_time": sampled - started, "exchange_time": waited}
+        metrics |= {
+            "step_time": time.perf_counter() - started,
+            "sample_time": sampled - started,
+            "exchange_time": waited,
+        }
         metrics["tokens_per_s"] = metrics["num_tokens"] / metrics["step_time"]
         self._log(step + 1, metrics)
         self._log_rescues(step + 1, shared)
@@ -192,14 +199,14 @@ class Agent:
                 num_generations=self._config.num_generations,
                 step=step,
                 version=self._version,
-                seed=self._loop.seed,
+                seed=self._seed,
             )
         )
 
     async def _score(self, groups: Sequence[Group]) -> list[Group]:
         prompts = [group.prompt for group in groups for _ in group.completions]
-        texts = [each.text.decode("utf-8", errors="replace") for group in groups for each in group.completions]
-        rewards = await self._parts.rewards.score(prompts, texts, policy=self._name)
+        texts = [each.text for group in groups for each in group.completions]
+        rewards = (await self._parts.rewards.score(prompts, texts)).total
         per_group = np.split(rewards, np.cumsum([len(group.completions) for group in groups])[:-1])
         return [group.scored(each) for group, each in zip(groups, per_group, strict=True)]
 
@@ -211,7 +218,10 @@ class Agent:
                     publishing.create_task(_done(self._client.publish(record)))
         await self._client.publish(
             StepPrompts(
-                agent=self._name, step=step, version=self._version, prompt_ids=tuple(group.prompt.id for group in groups)
+                agent=self._name,
+                step=step,
+                version=self._version,
+                prompt_ids=tuple(group.prompt.id for group in groups),
             )
         )
 
@@ -241,9 +251,7 @@ class Agent:
 
     async def _checkpoint(self, name: str, step: int) -> None:
         await self._on_torch_thread(
-            lambda: save_checkpoint(
-                self._parts.policy, self._parts.checkpoints, name=name, step=step, version=self._version
-            )
+            lambda: save_checkpoint(self._parts.policy, self._parts.checkpoints, name=name, step=step, version=self._version)
         )
 
     def _streams(self, shared: Shared) -> dict[str, float]:

@@ -57,7 +57,9 @@ class Learner:
         self._model = model
         self._components = components
         self._settings = settings
-        self._device = next(model.parameters()).device
+        parameter = next(model.parameters())
+        self._device = parameter.device
+        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._optimizer = MasterAdamW(
             model.parameters(),
             learning_rate=settings.learning_rate,
@@ -109,7 +111,8 @@ class Learner:
         """Microbatches of one stream, with old log-probs only where more than one update will be made on them."""
         planned = []
         for indices in split(rows, self._settings.micro_batch_size):
-            batch = collate([rows[index] for index in indices], pad_id=self._settings.pad_id, device=self._device)
+            chosen = [rows[index] for index in indices]
+            batch = collate(chosen, pad_id=self._settings.pad_id, device=self._device, dtype=self._dtype)
             old = self._frozen(self._model, batch) if self._settings.num_iterations > 1 else None
             wants_ref = self._reference is not None and rows[0].stream is Stream.OWN
             ref = self._frozen(self._reference, batch) if wants_ref and self._reference is not None else None
@@ -136,7 +139,7 @@ class Learner:
                 logits = completion_logits(self._model, item.batch, temperature=self._settings.temperature)
                 current = token_logprobs(logits, item.batch)
                 logprobs = LogProbs(current=current, old=current.detach() if item.old is None else item.old, ref=item.ref)
-                loss = torch.zeros((), device=self._device)
+                loss = torch.zeros((), device=self._device, dtype=self._dtype)
                 for component, denominator in zip(active, denominators, strict=True):
                     term = component.term(item.batch, logprobs)
                     loss = loss + term.numerator / denominator

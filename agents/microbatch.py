@@ -44,8 +44,8 @@ def split(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
         yield order[start : start + size]
 
 
-def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device) -> MicroBatch:
-    """Pad rows into one microbatch on `device`."""
+def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+    """Pad rows into one microbatch on `device`; losses over it are computed in `dtype`."""
     prompt_width = max(len(row.prompt_ids) for row in rows)
     width = max(len(row.ids) for row in rows)
     ids = np.full((len(rows), prompt_width + width), pad_id, dtype=np.int64)
@@ -66,16 +66,16 @@ def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device) -> MicroB
         position_ids=torch.from_numpy(np.maximum(attention.cumsum(axis=1) - 1, 0)).to(device),
         completion_ids=input_ids[:, prompt_width:],
         mask=torch.from_numpy(mask).to(device),
-        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
-        weights=torch.tensor([row.weight for row in rows], dtype=torch.float32, device=device),
+        advantages=torch.tensor([row.advantage for row in rows], dtype=dtype, device=device),
+        weights=torch.tensor([row.weight for row in rows], dtype=dtype, device=device),
         span_ids=None if span_ids is None else torch.from_numpy(span_ids).to(device),
-        span_logprobs=None if span_logprobs is None else torch.from_numpy(span_logprobs).to(device),
+        span_logprobs=None if span_logprobs is None else torch.from_numpy(span_logprobs).to(device, dtype),
     )
 
 
 def _collate_spans(
     rows: Sequence[Row], width: int
-) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]] | None, np.ndarray[tuple[int], np.dtype[np.float32]] | None]:
+) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]] | None, np.ndarray[tuple[int], np.dtype[np.float64]] | None]:
     if all(row.spans is None for row in rows):
         return None, None
     span_ids = np.full((len(rows), width), -1, dtype=np.int64)
@@ -83,14 +83,14 @@ def _collate_spans(
     offset = 0
     for index, row in enumerate(rows):
         if row.spans is not None:
-            span_ids[index, : len(row.ids)] = row.spans.span + offset
+            span_ids[index, : len(row.ids)] = np.where(row.spans.span < 0, -1, row.spans.span + offset)
             logprobs.append(row.spans.logprobs)
             offset += len(row.spans.logprobs)
-    return span_ids, np.concatenate(logprobs).astype(np.float32)
+    return span_ids, np.concatenate(logprobs)
 
 
 def completion_logits(model: torch.nn.Module, batch: MicroBatch, *, temperature: float) -> Tensor:
-    """Logits [B, T, V] that predict the completion tokens, divided by the sampling temperature, float32."""
+    """Logits [B, T, V] that predict the completion tokens, divided by the sampling temperature, in the batch's dtype."""
     width = batch.completion_ids.shape[1]
     output = model(
         input_ids=batch.input_ids,
@@ -99,7 +99,7 @@ def completion_logits(model: torch.nn.Module, batch: MicroBatch, *, temperature:
         logits_to_keep=width + 1,
         use_cache=False,
     )
-    logits: Tensor = output.logits[:, -(width + 1) : -1].float()
+    logits: Tensor = output.logits[:, -(width + 1) : -1].to(batch.weights.dtype)
     return logits if temperature == 1.0 else logits / temperature
 
 

@@ -20,7 +20,7 @@ class MasterAdamW:
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._masters: list[Tensor] = [
-            parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone()
+            parameter if torch.finfo(parameter.dtype).bits >= 32 else parameter.detach().float().clone()
             for parameter in self._parameters
         ]
         self._optimizer = torch.optim.AdamW(

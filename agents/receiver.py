@@ -8,19 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.policies.tokenizer import PolicyTokenizer
-from agents.rewards import Rewards
+from agents.rewards.rewards import Rewards
 from agents.sharing.rule import PeerText
 from agents.types import Prompt
-from tokenalign import Residual, Translation, TranslationError, Translator
+from tokenalign import Residual, TokenAlignError, Translation, Translator
 
 
 class PeerReceiver:
     """Implements agents.sharing.rule.Receiver, and keeps count of what translation cost since `take` was last called."""
 
-    def __init__(self, tokenizer: PolicyTokenizer, rewards: Rewards, *, policy_name: str, max_completion_length: int) -> None:
+    def __init__(self, tokenizer: PolicyTokenizer, rewards: Rewards, *, max_completion_length: int) -> None:
         self._translator = Translator(tokenizer.encoder, tokenizer.table, eos_id=tokenizer.eos_id)
         self._rewards = rewards
-        self._policy_name = policy_name
         self._max_tokens = max_completion_length
         self.tokenizer_fingerprint = tokenizer.fingerprint
         self.reward_fingerprint = rewards.fingerprint
@@ -29,9 +28,8 @@ class PeerReceiver:
         self._tokens_in = 0
 
     async def verify(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> npt.NDArray[np.float32]:
-        """Own rewards [N] on peers' texts; a text that is not UTF-8 is judged with its broken bytes replaced."""
-        completions = [text.decode("utf-8", errors="replace") for text in texts]
-        return await self._rewards.score(prompts, completions, policy=self._policy_name)
+        """Own rewards [N] on peers' texts."""
+        return (await self._rewards.score(prompts, texts)).total
 
     def translate(self, peer: PeerText) -> Translation:
         """Own ids for a peer's text, ending in the own end-of-sequence token iff the peer's text ended by itself."""
@@ -43,7 +41,7 @@ class PeerReceiver:
                 source_has_eos=peer.has_eos,
                 max_tokens=self._max_tokens,
             )
-        except TranslationError:
+        except TokenAlignError:
             self._refused += 1
             raise
         self._residual += translation.residual

@@ -46,4 +46,5 @@ class KLToReference:
             raise ValueError("the KL term needs the reference policy's log-probs, got ref=None")
         kl_BT = k3(logprobs.current, logprobs.ref)
         stats = {"kl": (float((kl_BT.detach() * batch.mask).sum()), float(batch.mask.sum()))}
-        return Term(self._objective.beta * sum_tokens(kl_BT, batch, self._objective.loss_type), stats)
+        weighted_BT = kl_BT * batch.weights.unsqueeze(-1)
+        return Term(self._objective.beta * sum_tokens(weighted_BT, batch, self._objective.loss_type), stats)

@@ -71,8 +71,9 @@ class PeerSurrogate:
         if batch.span_ids is None or batch.span_logprobs is None:
             rows_BT = torch.arange(len(batch.rows), device=batch.mask.device).unsqueeze(-1).expand_as(batch.mask)
             return (logprobs.current - logprobs.old)[batch.mask], rows_BT[batch.mask]
-        span_of = batch.span_ids[batch.mask]
-        sums = torch.zeros_like(batch.span_logprobs).index_add(0, span_of, logprobs.current[batch.mask])
+        within = batch.span_ids >= 0
+        span_of = batch.span_ids[within]
+        sums = torch.zeros_like(batch.span_logprobs).index_add(0, span_of, logprobs.current[within])
         lengths = [0 if row.spans is None else len(row.spans.logprobs) for row in batch.rows]
         row_of = torch.repeat_interleave(torch.tensor(lengths, device=span_of.device))
         return sums - batch.span_logprobs, row_of

@@ -42,7 +42,5 @@ class IsolatedRule:
     def open_prompts(self) -> Sequence[PromptId]:
         return ()
 
-    async def share(
-        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
-    ) -> Shared:
+    async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         return Shared(rows=own_rows(groups, own_advantages(groups, self._objective), self._objective))

@@ -34,7 +34,7 @@ from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Share
 from agents.sharing.texts import unpack
 from agents.types import Group
 from exchange.types import AgentName, PromptId, RolloutGroup
-from tokenalign import TranslationError, sum_spans
+from tokenalign import TokenAlignError, sum_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +63,11 @@ class PRPRule:
     def open_prompts(self) -> Sequence[PromptId]:
         return ()
 
-    async def share(
-        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
-    ) -> Shared:
+    async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         counters: Counter[str] = Counter({"prp/peer_rows": 0, "prp/pooled_groups": 0})
         kept = [self._keep(group, peers.get(group.prompt.id, ()), rng) for group in groups]
         peer_rewards = await self._rewards(groups, kept)
-        unions = [
-            np.concatenate([rewards_of(group), theirs]) for group, theirs in zip(groups, peer_rewards, strict=True)
-        ]
+        unions = [np.concatenate([rewards_of(group), theirs]) for group, theirs in zip(groups, peer_rewards, strict=True)]
         batch_std = batch_spread(unions)
         advantages = [group_advantages(union, self._objective, batch_std) for union in unions]
         own = [each[: len(group.completions)] for group, each in zip(groups, advantages, strict=True)]
@@ -103,9 +99,7 @@ class PRPRule:
         rewards = await self._receiver.verify(prompts, texts) if texts else np.empty(0, dtype=np.float32)
         return np.split(rewards, np.cumsum([len(rows) for rows in kept])[:-1]) if kept else []
 
-    def _keep(
-        self, group: Group, experience: Sequence[PeerExperience], rng: np.random.Generator
-    ) -> list[_PeerRow]:
+    def _keep(self, group: Group, experience: Sequence[PeerExperience], rng: np.random.Generator) -> list[_PeerRow]:
         """Translate the newest group of each peer and keep a share of it, drawn without looking at rewards."""
         newest: dict[AgentName, RolloutGroup] = {}
         for record in experience:
@@ -113,9 +107,7 @@ class PRPRule:
                 record.agent not in newest or record.version > newest[record.agent].version
             ):
                 newest[record.agent] = record
-        offered = [
-            (newest[agent], index, text) for agent in sorted(newest) for index, text in enumerate(unpack(newest[agent]))
-        ]
+        offered = [(newest[agent], index, text) for agent in sorted(newest) for index, text in enumerate(unpack(newest[agent]))]
         share = self._config.max_peer_share
         most = int(len(group.completions) * share / (1 - share))
         kept = []
@@ -124,7 +116,7 @@ class PRPRule:
                 break
             record, index, text = offered[int(chosen)]
             # A refusal is counted by the receiver; the next row is drawn.
-            with contextlib.suppress(TranslationError):
+            with contextlib.suppress(TokenAlignError):
                 kept.append(self._translate(record, index, text))
         return kept
 
@@ -137,5 +129,6 @@ class PRPRule:
             spans = Spans(span=np.arange(len(ids), dtype=np.int32), logprobs=logprobs)
             return _PeerRow(text=text.text, finished=text.finished, ids=ids, spans=spans)
         translation = self._receiver.translate(text)
+        assert translation.alignment is not None
         spans = Spans(span=translation.alignment.group_b, logprobs=sum_spans(logprobs, translation.alignment))
         return _PeerRow(text=text.text, finished=text.finished, ids=translation.ids, spans=spans)

@@ -47,7 +47,7 @@ class Receiver(Protocol):
         ...
 
     def translate(self, peer: PeerText) -> Translation:
-        """Receiver ids for a peer's text; tokenalign.TranslationError when it cannot be had exactly or is too long."""
+        """Receiver ids for a peer's text; a TokenAlignError when they cannot be had exactly or are too many."""
         ...
 
 
@@ -85,8 +85,6 @@ class SharingRule(Protocol):
         """Prompts of earlier steps on which late experience is still of use."""
         ...
 
-    async def share(
-        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
-    ) -> Shared:
+    async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         """Turn the step's own groups and the peers' experience on own and open prompts into training rows."""
         ...

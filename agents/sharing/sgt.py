@@ -29,7 +29,7 @@ from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Rescu
 from agents.sharing.texts import unpack
 from agents.types import Group
 from exchange.types import AgentName, PromptId, VerifiedSuccesses
-from tokenalign import TranslationError
+from tokenalign import TokenAlignError
 
 Candidate = tuple[AgentName, PeerText]
 
@@ -100,15 +100,11 @@ class SGTRule:
             del self._open[key]
         return len(expired)
 
-    async def share(
-        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
-    ) -> Shared:
+    async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         rows = own_rows(groups, own_advantages(groups, self._objective), self._objective)
         expired = self._update_open(groups, step)
         counters: Counter[str] = Counter({"rescues": 0, "rescues/late": 0, "rescues/expired": expired})
-        orders = {
-            key: draw_order(peers[key], rng) for key in self._open if key in peers and peers[key]
-        }
+        orders = {key: draw_order(peers[key], rng) for key in self._open if peers.get(key)}
         rescues: list[Rescue] = []
         while orders:
             drawn = {key: order.pop(0) for key, order in orders.items() if order}
@@ -142,7 +138,7 @@ class SGTRule:
                 counters["rescues/unverified"] += 1
                 continue
             # A refusal is counted by the receiver; the next success is drawn.
-            with contextlib.suppress(TranslationError):
+            with contextlib.suppress(TokenAlignError):
                 translation = self._receiver.translate(source)
                 rescues[prompt.id] = Rescue(peer=peer, prompt=prompt, source=source, translation=translation)
         return rescues

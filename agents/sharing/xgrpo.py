@@ -76,9 +76,7 @@ class XGRPORule:
                     newest[record.agent] = record
         return [newest[agent].rewards for agent in sorted(newest)]
 
-    async def share(
-        self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator
-    ) -> Shared:
+    async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         batch_std = batch_spread([rewards_of(group) for group in groups])
         advantages: list[Advantages] = []
         pooled = degenerate = 0

@@ -1,0 +1,148 @@
+"""PRP: union advantages, guards, spans, both denominators."""
+
+import numpy as np
+import pytest
+
+from agents.config import Objective
+from agents.rows import Row, Stream
+from agents.sharing.config import PRP, Isolated
+from agents.sharing.isolated import IsolatedRule
+from agents.sharing.prp import PRPRule
+from agents.sharing.rule import Shared
+from agents.testing import ScriptedReceiver, make_group, make_prompt
+from agents.types import Group, Prompt
+from exchange.types import AgentName, Message, RolloutGroup, Version
+from tokenalign import Encoder, TokenTable, Translator
+from tokenalign.testing import EOS_ID, char_tokenizer
+
+PLAIN = Objective(scale_rewards="none")
+
+
+def rollouts(
+    texts: list[bytes],
+    *,
+    agent: str = "beta",
+    finished: bool = True,
+    tokenizer: str = "source",
+    step: int = 0,
+) -> RolloutGroup:
+    """One source token for each text (log-prob -1, -2, …), and one of log-prob -0.5 for the end of sequence."""
+    counts = np.full(len(texts), 2 if finished else 1, dtype=np.int32)
+    ends = [[len(text)] * (2 if finished else 1) for text in texts]
+    logprobs = [[-1.0 - index] + ([-0.5] if finished else []) for index in range(len(texts))]
+    return RolloutGroup(
+        agent=AgentName(agent),
+        step=step,
+        version=Version(0, step),
+        prompt_id=make_prompt().id,
+        task="reverse",
+        messages=(Message(role="user", content="x"),),
+        texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
+        text_lengths=np.array([len(text) for text in texts], dtype=np.int32),
+        token_ends=np.array(ends, dtype=np.int32).ravel(),
+        token_counts=counts,
+        ids=np.arange(int(counts.sum()), dtype=np.int32),
+        logprobs=np.array(logprobs, dtype=np.float32).ravel(),
+        finished=np.full(len(texts), finished),
+        rewards=np.zeros(len(texts), dtype=np.float32),
+        reward_fingerprint="another reward",
+        tokenizer=tokenizer,
+        temperature=1.0,
+    )
+
+
+def judge(prompt: Prompt, text: bytes) -> float:
+    return float(text == b"ba")
+
+
+def make_rule(config: PRP | None = None, objective: Objective = PLAIN, max_tokens: int = 64) -> PRPRule:
+    tokenizer = char_tokenizer()
+    translator = Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
+    return PRPRule(config or PRP(), objective, ScriptedReceiver(judge, translator, max_tokens=max_tokens))
+
+
+async def share(rule: PRPRule, group: Group, *records: RolloutGroup, seed: int = 0) -> Shared:
+    return await rule.share([group], {group.prompt.id: records}, step=0, steps=1, rng=np.random.default_rng(seed))
+
+
+def of(shared: Shared, stream: Stream) -> list[Row]:
+    return [row for row in shared.rows if row.stream is stream]
+
+
+async def test_advantages_are_over_the_union_with_the_receivers_own_rewards() -> None:
+    # own 1, 0; peers "ba" -> 1 and "ab" -> 0 by the receiver's judge (the record says 0 and 0): mean 0.5
+    shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), rollouts([b"ba", b"ab"]))
+    assert [row.advantage for row in of(shared, Stream.OWN)] == [-0.25, -0.25]
+    assert sorted(row.advantage for row in of(shared, Stream.PEER)) == [-0.25, 0.75]
+
+
+async def test_peer_rows_are_at_most_half_and_drawn_without_a_look_at_rewards() -> None:
+    group = make_group(make_prompt(), [0, 0])
+    records = [rollouts([b"ba", b"ab", b"bb"]), rollouts([b"aa"], agent="gamma")]
+    good = 0
+    for seed in range(200):
+        shared = await share(make_rule(), group, *records, seed=seed)
+        assert len(of(shared, Stream.PEER)) == 2
+        good += any(row.advantage > 0 for row in of(shared, Stream.PEER))
+    # "ba" is one of four rows, two are kept: half of the draws, give or take four standard deviations.
+    assert abs(good - 100) < 4 * np.sqrt(200 * 0.25)
+
+
+async def test_a_smaller_share_keeps_fewer() -> None:
+    group = make_group(make_prompt(), [0, 0, 0, 1])
+    shared = await share(make_rule(PRP(max_peer_share=0.2)), group, rollouts([b"ba", b"ab", b"bb"]))
+    assert len(of(shared, Stream.PEER)) == 1
+
+
+async def test_behaviour_spans_carry_the_peers_sums() -> None:
+    shared = await share(make_rule(PRP(weight=0.25)), make_group(make_prompt(), [0, 0]), rollouts([b"ba"]))
+    (row,) = of(shared, Stream.PEER)
+    assert row.spans is not None
+    # receiver: b, a, <eos>; the peer's one token of log-prob -1 covers "ba", its end of sequence -0.5 covers <eos>
+    assert row.spans.span.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(row.spans.logprobs, [-1.0, -0.5])
+    assert row.weight == 0.25
+
+
+async def test_the_receiver_denominator_has_no_spans() -> None:
+    shared = await share(make_rule(PRP(denominator="receiver")), make_group(make_prompt(), [0, 0]), rollouts([b"ba"]))
+    (row,) = of(shared, Stream.PEER)
+    assert row.spans is None
+
+
+async def test_an_equal_tokenizer_keeps_the_sampled_ids() -> None:
+    record = rollouts([b"ba"], tokenizer="receiver")
+    shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), record)
+    (row,) = of(shared, Stream.PEER)
+    assert row.ids.tolist() == record.ids.tolist()
+    assert row.spans is not None and row.spans.span.tolist() == [0, 1]
+
+
+async def test_a_truncated_peer_row_gets_no_eos_and_can_be_masked() -> None:
+    record = rollouts([b"ba"], finished=False)
+    (row,) = of(await share(make_rule(), make_group(make_prompt(), [0, 0]), record), Stream.PEER)
+    assert EOS_ID not in row.ids
+    masked = make_rule(objective=Objective(mask_truncated_completions=True))
+    assert not of(await share(masked, make_group(make_prompt(), [0, 0]), record), Stream.PEER)
+
+
+async def test_rows_that_the_receiver_cannot_hold_are_left_out() -> None:
+    shared = await share(make_rule(max_tokens=2), make_group(make_prompt(), [0, 1]), rollouts([b"ba", b"b"]))
+    assert [len(row.ids) for row in of(shared, Stream.PEER)] == [2]
+
+
+async def test_the_newest_group_of_each_peer_counts() -> None:
+    records = [rollouts([b"ab"], step=1), rollouts([b"ba"], step=2)]
+    shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), *records)
+    assert [row.advantage for row in of(shared, Stream.PEER)] == [pytest.approx(2 / 3)]
+
+
+async def test_without_peers_the_rows_are_grpos() -> None:
+    group = make_group(make_prompt(), [1, 0, 0])
+    for objective in (PLAIN, Objective(), Objective(scale_rewards="batch")):
+        shared = await share(make_rule(objective=objective), group)
+
+        alone = await IsolatedRule(Isolated(), objective, ScriptedReceiver(judge)).share(
+            [group], {}, step=0, steps=1, rng=np.random.default_rng(0)
+        )
+        assert [row.advantage for row in shared.rows] == [row.advantage for row in alone.rows]

@@ -1,0 +1,164 @@
+"""SGT: the gate, the draw, verification, late rescues, refusals, lambda."""
+
+import numpy as np
+import pytest
+
+from agents.config import Objective
+from agents.rows import Stream
+from agents.sharing.config import SGT
+from agents.sharing.rule import Shared
+from agents.sharing.sgt import SGTRule, draw_order
+from agents.testing import ScriptedReceiver, make_group, make_prompt
+from agents.types import Group, Prompt
+from exchange.types import AgentName, PromptId, VerifiedSuccesses, Version
+from tokenalign import Encoder, TokenTable, Translator
+from tokenalign.testing import EOS_ID, char_tokenizer, id_of
+
+
+def translator() -> Translator:
+    tokenizer = char_tokenizer()
+    return Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
+
+
+def successes(*texts: bytes, agent: str = "beta", key: str = "p0", step: int = 0) -> VerifiedSuccesses:
+    return VerifiedSuccesses(
+        agent=AgentName(agent),
+        step=step,
+        version=Version(0, step),
+        prompt_id=PromptId(key),
+        task="reverse",
+        texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
+        text_lengths=np.array([len(text) for text in texts], dtype=np.int32),
+        token_ends=np.array([len(text) for text in texts], dtype=np.int32),
+        token_counts=np.ones(len(texts), dtype=np.int32),
+        rewards=np.ones(len(texts), dtype=np.float32),
+        tokenizer="source",
+    )
+
+
+def accept(prompt: Prompt, text: bytes) -> float:
+    return float(text.decode() == prompt.columns["answer"])
+
+
+async def share(
+    rule: SGTRule, groups: list[Group], *records: VerifiedSuccesses, step: int = 0, steps: int = 10, seed: int = 0
+) -> Shared:
+    peers: dict[PromptId, list[VerifiedSuccesses]] = {}
+    for record in records:
+        peers.setdefault(record.prompt_id, []).append(record)
+    return await rule.share(groups, peers, step=step, steps=steps, rng=np.random.default_rng(seed))
+
+
+def make_rule(config: SGT | None = None, **receiver: object) -> tuple[SGTRule, ScriptedReceiver]:
+    scripted = ScriptedReceiver(accept, translator(), **receiver)  # type: ignore[arg-type]
+    return SGTRule(config or SGT(), Objective(), scripted), scripted
+
+
+def rescued(shared: Shared) -> list[bytes]:
+    return [rescue.source.text for rescue in shared.rescues]
+
+
+async def test_a_failed_group_is_rescued_and_ends_in_the_receivers_eos() -> None:
+    rule, _ = make_rule(SGT(lambda_=0.3))
+    shared = await share(rule, [make_group(make_prompt(), [0, 0])], successes(b"ba"))
+    (row,) = [row for row in shared.rows if row.stream is Stream.RESCUE]
+    tokenizer = char_tokenizer()
+    assert row.ids.tolist() == [id_of(tokenizer, "b"), id_of(tokenizer, "a"), EOS_ID]
+    assert row.weight == 0.3
+    assert shared.counters["rescues"] == 1
+
+
+@pytest.mark.parametrize("rewards", [[1, 0], [1, 1], [float("nan"), float("nan")], [float("nan"), 1]])
+async def test_a_group_with_a_success_or_without_any_judgement_is_not_rescued(rewards: list[float]) -> None:
+    rule, _ = make_rule()
+    shared = await share(rule, [make_group(make_prompt(), rewards)], successes(b"ba"))
+    assert not shared.rescues
+
+
+async def test_without_peers_the_rows_are_grpos() -> None:
+    rule, _ = make_rule()
+    shared = await share(rule, [make_group(make_prompt(), [1, 0])])
+    assert [row.stream for row in shared.rows] == [Stream.OWN, Stream.OWN]
+
+
+async def test_a_success_that_the_receivers_reward_denies_is_not_learned_and_another_is_drawn() -> None:
+    rule, receiver = make_rule()
+    shared = await share(rule, [make_group(make_prompt(), [0, 0])], successes(b"xx", b"yy", b"ba"), seed=3)
+    assert rescued(shared) == [b"ba"]
+    assert shared.counters.get("rescues/unverified", 0) == len(receiver.verified) - 1
+
+
+async def test_a_success_beyond_the_receivers_length_is_refused() -> None:
+    rule, _ = make_rule(max_tokens=2)
+    shared = await share(rule, [make_group(make_prompt(), [0, 0])], successes(b"ba"))
+    assert not shared.rescues
+    assert rule.open_prompts() == ["p0"]
+
+
+async def test_a_text_that_the_receiver_cannot_read_costs_nothing() -> None:
+    rule = SGTRule(SGT(), Objective(), ScriptedReceiver(lambda prompt, text: 1.0, translator()))
+    shared = await share(rule, [make_group(make_prompt(), [0, 0])], successes(b"\xff\xfe"))
+    assert not shared.rescues
+
+
+async def test_a_failure_waits_for_a_late_success() -> None:
+    rule, _ = make_rule(SGT(window=3))
+    await share(rule, [make_group(make_prompt(), [0, 0])], step=0)
+    other = make_group(make_prompt("p1"), [1, 0])
+    for step in (1, 2):
+        assert not (await share(rule, [other], step=step)).rescues
+        assert rule.open_prompts() == ["p0"]
+    shared = await share(rule, [other], successes(b"ba"), step=3)
+    assert shared.counters["rescues/late"] == 1
+    assert rule.open_prompts() == []
+
+
+async def test_a_failure_waits_no_longer_than_its_window() -> None:
+    rule, _ = make_rule(SGT(window=3))
+    await share(rule, [make_group(make_prompt(), [0, 0])], step=0)
+    shared = await share(rule, [make_group(make_prompt("p1"), [1, 0])], successes(b"ba"), step=4)
+    assert not shared.rescues
+    assert shared.counters["rescues/expired"] == 1
+
+
+async def test_an_own_success_closes_an_open_failure() -> None:
+    rule, _ = make_rule()
+    await share(rule, [make_group(make_prompt(), [0, 0])], step=0)
+    shared = await share(rule, [make_group(make_prompt(), [1, 0])], successes(b"ba"), step=1)
+    assert not shared.rescues
+
+
+async def test_a_rescue_happens_once() -> None:
+    rule, _ = make_rule()
+    await share(rule, [make_group(make_prompt(), [0, 0])], successes(b"ba"), step=0)
+    shared = await share(rule, [make_group(make_prompt("p1"), [1, 0])], successes(b"ba"), step=1)
+    assert not shared.rescues
+
+
+async def test_the_open_gate_learns_from_successes_on_solved_prompts_too() -> None:
+    rule, _ = make_rule(SGT(gate="off"))
+    shared = await share(rule, [make_group(make_prompt(), [1, 1])], successes(b"ba"))
+    assert rescued(shared) == [b"ba"]
+
+
+def test_lambda_goes_linearly_to_its_final_value() -> None:
+    rule, _ = make_rule(SGT(lambda_=1.0, lambda_final=0.5))
+    assert [rule.weight(step, 11) for step in (0, 5, 10)] == [1.0, 0.75, 0.5]
+    constant, _ = make_rule(SGT(lambda_=0.1))
+    assert constant.weight(7, 10) == 0.1
+
+
+def test_the_draw_is_uniform_over_peers_first() -> None:
+    # beta has one success, gamma nine: each peer is drawn first half of the time.
+    records = [successes(b"ba"), successes(*[b"g%d" % index for index in range(9)], agent="gamma")]
+    first = [draw_order(records, np.random.default_rng(seed))[0] for seed in range(2000)]
+    from_beta = sum(peer == "beta" for peer, _ in first)
+    assert abs(from_beta - 1000) < 4 * np.sqrt(2000 * 0.25)
+    within = [text.text for peer, text in first if peer == "gamma"]
+    counts = [within.count(b"g%d" % index) for index in range(9)]
+    assert max(counts) < 3 * min(counts)
+
+
+def test_the_draw_offers_every_success_once() -> None:
+    order = draw_order([successes(b"a", b"b"), successes(b"c", agent="gamma")], np.random.default_rng(1))
+    assert sorted(text.text for _, text in order) == [b"a", b"b", b"c"]
