@@ -15,6 +15,9 @@ import sys
 import threading
 import time
 
+ORPHANED = signal.SIGHUP
+"""What a role receives when its supervisor is gone: drain, and leave nothing behind, for nobody else will end it."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -22,7 +25,7 @@ def arm(*, death_fd: int, supervisor_pid: int | None, grace_s: float = 1.0) -> N
     """Watch the supervisor for the rest of this process's life.
 
     death_fd: read end of the death pipe. supervisor_pid: set PDEATHSIG and leave at once if the parent is no longer
-    this process; None leaves PDEATHSIG alone. grace_s: from the SIGTERM that begins the drain to the end of this
+    this process; None leaves PDEATHSIG alone. grace_s: from the signal that begins the drain to the end of this
     process and its group.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored SIGCHLD is inherited and loses children's exit codes
@@ -30,7 +33,7 @@ def arm(*, death_fd: int, supervisor_pid: int | None, grace_s: float = 1.0) -> N
     threading.Thread(target=_watch, args=(death_fd, grace_s), name="deathwatch", daemon=True).start()
     if supervisor_pid is not None and sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(_PR_SET_PDEATHSIG, ORPHANED)
         if os.getppid() != supervisor_pid:
             end_group()
 
@@ -46,6 +49,6 @@ def end_group() -> None:
 def _watch(death_fd: int, grace_s: float) -> None:
     while os.read(death_fd, 1):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), ORPHANED)
     time.sleep(grace_s)
     end_group()

@@ -1,7 +1,7 @@
 """Entry point of the processes of a run: `python -m mutualrl.roles hub RUN_DIR` and `… agent RUN_DIR NAME`.
 
-A role runs one coroutine with a stop event. SIGTERM and SIGINT set the event (drain: finish the step, save, leave); the
-supervisor ends a role that takes too long. Exit codes are those of mutualrl/exit_codes.py.
+A role runs one coroutine with a stop event. SIGTERM and SIGINT set the event (drain: finish the step, save, leave), and so
+does the end of the supervisor; who takes too long is ended. Exit codes are those of mutualrl/exit_codes.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mutualrl import exit_codes
-from mutualrl.deathwatch import arm
+from mutualrl.deathwatch import ORPHANED, arm, end_group
 from mutualrl.errors import ConfigError
 
 AgentMain = Callable[[Path, str, asyncio.Event], Awaitable[None]]
@@ -27,15 +27,12 @@ Body = Callable[[asyncio.Event], Awaitable[None]]
 
 def main(argv: Sequence[str] | None = None, *, agent_main: AgentMain | None = None) -> NoReturn:
     """Run the role that the arguments name and end the process. agent_main: what an agent does, given to test runs."""
-    parser = argparse.ArgumentParser(
-        prog="mutualrl.roles", description="One process of a run; started by `mutualrl up`."
-    )
+    parser = argparse.ArgumentParser(prog="mutualrl.roles", description="One process of a run; started by `mutualrl up`.")
     parser.add_argument("--death-fd", type=int, help="read end of the supervisor's death pipe")
     parser.add_argument("--supervisor-pid", type=int, help="leave at once when the parent is not this process")
-    roles = parser.add_subparsers(dest="role", required=True)
-    for role in ("hub", "agent"):
-        roles.add_parser(role).add_argument("run_dir", type=Path)
-    roles.choices["agent"].add_argument("name")
+    parser.add_argument("role", choices=("hub", "agent"))
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("name", nargs="?", default="", help="which agent")
     arguments = parser.parse_args(argv)
     if arguments.death_fd is not None:
         arm(death_fd=arguments.death_fd, supervisor_pid=arguments.supervisor_pid)
@@ -45,6 +42,8 @@ def main(argv: Sequence[str] | None = None, *, agent_main: AgentMain | None = No
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    if code == exit_codes.of_signal(ORPHANED):
+        end_group()
     os._exit(code)
 
 
@@ -81,10 +80,12 @@ async def _run_until_stopped(body: Body) -> int:
         received.append(number)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, ORPHANED):
         asyncio.get_running_loop().add_signal_handler(number, drain, number)
     await body(stop)
-    return exit_codes.of_signal(received[0]) if received else exit_codes.DONE
+    if not received:
+        return exit_codes.DONE
+    return exit_codes.of_signal(ORPHANED if ORPHANED in received else received[0])
 
 
 if __name__ == "__main__":

@@ -44,14 +44,12 @@ async def observe(
 ) -> None:
     """Keep `traffic` up to date until the hub ends; tells once when all agents have joined.
 
-    Raises exchange.ConnectError when no WELCOME came within `welcome_s`. Cancellation says good-bye to the hub.
+    Raises exchange.errors.ConnectError when no WELCOME came within `welcome_s`. Cancellation says good-bye to the hub.
     """
     import exchange
 
     announced = False
-    async with exchange.connect(
-        endpoint, name="supervisor", run_id=run_id, observer=True, welcome_timeout_s=welcome_s
-    ) as hub:
+    async with exchange.connect(endpoint, name="supervisor", run_id=run_id, observer=True, connect_timeout_s=welcome_s) as hub:
         while True:
             try:
                 traffic.stats = await hub.stats()
