@@ -9,7 +9,7 @@ from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
 from agents.tasks.config import Sort
 from mutualrl.config import Edge, Run, Topology
 from mutualrl.errors import ConfigError
-from mutualrl.topology import NEEDS, hub_edges, published_kinds, routes, teachers
+from mutualrl.topology import hub_edges, published_kinds, routes, teachers
 
 
 def run_of(topology: Topology, **rules: SharingConfig) -> Run:
@@ -61,12 +61,9 @@ def test_an_edge_that_forbids_what_is_needed_carries_nothing() -> None:
         (Topology(shape="hub:alpa"), "topology.shape: .*'alpa'; did you mean 'alpha'"),
         (Topology(shape="edges", edges=(Edge(learner="alpha", teacher="zoe"),)), r"topology.edges.0.teacher: .*'zoe'"),
         (Topology(shape="edges", edges=(Edge(learner="beta", teacher="beta"),)), "cannot teach itself"),
+        (Topology(shape="edges", edges=(Edge(learner="alpha", teacher="beta"),) * 2), "topology.edges.1: .*earlier edge"),
     ],
 )
 def test_ends_that_are_no_agents_are_named(topology: Topology, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         routes(run_of(topology, alpha=SGT(), beta=SGT()))
-
-
-def test_every_rule_says_what_it_needs() -> None:
-    assert set(NEEDS) == set(SharingConfig.__args__)
