@@ -103,6 +103,10 @@ class Publish(Wire, frozen=True, kw_only=True, tag="publish"):
     seq: int
     body: bytes
 
+    def __post_init__(self) -> None:
+        if self.seq < 1:
+            raise ValueError(f"sequence numbers count from 1, got seq={self.seq}")
+
 
 class Accepted(Wire, frozen=True, kw_only=True, tag="accepted"):
     """The record is in the hub's memory at `cursor`. duplicate: it had come before (cursor 0: where is forgotten)."""
