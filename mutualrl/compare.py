@@ -1,0 +1,229 @@
+"""Runs one config under several sharing rules and seeds and lays the results side by side.
+
+Every pair of rule and seed is a run of `mutualrl up` of its own, one after the other, so that a comparison and a single
+run are the same program. A finished pair is kept when the comparison is called again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from agents.config import AgentConfig
+from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
+from mutualrl import exit_codes
+from mutualrl.config import Run
+from mutualrl.errors import ConfigError, RunDirError
+from mutualrl.load import load_run
+from mutualrl.manifest import write_atomically
+from mutualrl.report.comparison import (
+    BUDGET_CONTROL,
+    COMPARISON_FILE,
+    CONTROL,
+    Comparison,
+    pair_dir,
+    read_pairs,
+)
+from mutualrl.report.records import load_record
+from mutualrl.schema import nearest
+
+Runner = Callable[[Sequence[str]], int]
+
+_KINDS: dict[str, type[Isolated] | type[PRP] | type[XGRPO] | type[SGT]] = {
+    CONTROL: Isolated,
+    BUDGET_CONTROL: Isolated,
+    "prp": PRP,
+    "xgrpo": XGRPO,
+    "sgt": SGT,
+    "sgt_ungated": SGT,
+}
+RULES = tuple(_KINDS)
+_PR_SET_PDEATHSIG = 1
+
+
+def run_compare(
+    config: Path,
+    overrides: list[str],
+    *,
+    rules: list[str],
+    seeds: list[int],
+    output_dir: Path,
+    require_gain: float | None,
+    runner: Runner | None = None,
+) -> int:
+    """Run every (rule, seed), write compare.json, compare.png and report.html into output_dir, and print the tables.
+
+    Args: rules: of RULES. seeds: each gives one run per rule. require_gain: least mean gain on peers' skills, in 0..1,
+    of the first sharing rule over `isolated`. runner: runs a command line and returns its exit code.
+    Returns: 0; 1 when the gain is below require_gain; the exit code of a run that did not end with 0 (130 on SIGINT).
+    Raises: ConfigError for a bad config, rule or seed, before anything is started; RunDirError when a pair is in use.
+    """
+    from mutualrl.report import write_comparison_report, write_report
+    from mutualrl.report.comparison_chart import save_gain_chart
+    from mutualrl.report.console import print_comparison
+
+    rules, seeds = list(dict.fromkeys(rules)), list(dict.fromkeys(seeds))
+    check_request(rules, seeds, require_gain)
+    base = load_run(config, overrides)
+    plan = {(rule, seed): pair_overrides(base, rule, seed) for seed in seeds for rule in rules}
+    for (rule, seed), changes in plan.items():
+        command = [str(config), *overrides, *changes]
+        code = _run_pair(command, load_run(config, [*overrides, *changes]), pair_dir(output_dir, rule, seed), runner)
+        if code != exit_codes.DONE:
+            print(f"{rule}, seed {seed}, ended with exit code {code}; the comparison stops here", file=sys.stderr)
+            return code
+    comparison = read_pairs(output_dir, [(rule, seed) for rule in rules for seed in seeds])
+    document = msgspec.json.format(msgspec.json.encode(comparison.document()), indent=2)
+    write_atomically(output_dir / COMPARISON_FILE, document + b"\n")
+    save_gain_chart(comparison, output_dir / "compare.png")
+    for rule, seed in plan:
+        write_report(pair_dir(output_dir, rule, seed))  # once more: now its control is known
+    report = write_comparison_report(output_dir)
+    print_comparison(comparison)
+    print(f"report: {report}")
+    return _judge(comparison, require_gain)
+
+
+def check_request(rules: Sequence[str], seeds: Sequence[int], require_gain: float | None) -> None:
+    """Raise ConfigError for rules or seeds with which there is nothing to compare."""
+    for rule in rules:
+        if rule not in _KINDS:
+            raise ConfigError(f"--rules: no such rule, got {rule!r}; {nearest(rule, RULES)}")
+    if not rules or not seeds:
+        raise ConfigError(f"a comparison needs at least one rule and one seed, got rules={rules}, seeds={seeds}")
+    if require_gain is not None and (CONTROL not in rules or set(rules) <= {CONTROL, BUDGET_CONTROL}):
+        raise ConfigError(f"--require-gain needs a sharing rule and {CONTROL!r} among --rules, got rules={rules}")
+
+
+def pair_overrides(base: Run, rule: str, seed: int) -> list[str]:
+    """The overrides that turn a config into the run of one rule and seed.
+
+    An agent whose rule is of this kind already keeps its settings of it; others get the kind's defaults.
+    """
+    changes = [f"seed={seed}"]
+    for name, agent in base.agents.items():
+        changes.append(f"agents.{name}.sharing={_inline_table(sharing_of(agent, rule))}")
+        if rule == BUDGET_CONTROL:
+            changes.append(f"agents.{name}.num_generations={agent.num_generations * len(base.agents)}")
+    return changes
+
+
+def sharing_of(agent: AgentConfig, rule: str) -> SharingConfig:
+    """The agent's sharing config under a rule of RULES."""
+    kind = _KINDS[rule]
+    sharing = agent.sharing if isinstance(agent.sharing, kind) else kind()
+    if isinstance(sharing, SGT):
+        return msgspec.structs.replace(sharing, gate="off" if rule == "sgt_ungated" else "on")
+    return sharing
+
+
+def fingerprint(run: Run) -> str:
+    """Hash of everything in a resolved config that can change its numbers: all but its name and place."""
+    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(run, name="", output_dir=""))).hexdigest()
+
+
+def is_finished(run_dir: Path, expected: Run) -> bool:
+    """Whether this directory holds a run of this config that came to its end."""
+    if not run_dir.is_dir():
+        return False
+    record = load_record(run_dir)
+    done = record.manifest is not None and record.manifest.status == "done"
+    return done and record.config is not None and fingerprint(record.config) == fingerprint(expected)
+
+
+def run_command(command: Sequence[str]) -> int:
+    """Run `mutualrl ARGUMENTS` as a process of its own and return its exit code.
+
+    It lives in its own session, so that Ctrl-C reaches it once, through here; SIGINT and SIGTERM are passed on, and it is
+    told to stop when this process dies.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mutualrl", *command],
+        start_new_session=True,
+        preexec_fn=_follow_parent if sys.platform == "linux" else None,
+    )
+    with _passed_on(process) as received:
+        code = process.wait()
+    if received:
+        return exit_codes.of_signal(received[0])
+    return code if code >= 0 else exit_codes.of_signal(-code)
+
+
+def _run_pair(arguments: Sequence[str], expected: Run, run_dir: Path, runner: Runner | None) -> int:
+    if is_finished(run_dir, expected):
+        print(f"{run_dir.name}: kept, it is finished")
+        return exit_codes.DONE
+    _set_aside(run_dir)
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{run_dir.name}: running", flush=True)
+    return (runner or run_command)(
+        ["up", *arguments, "--run-name", run_dir.name, "--output-dir", str(run_dir)],
+    )
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Rename what is left of an unfinished or different run, so that nothing is lost and the name is free."""
+    if not run_dir.exists():
+        return
+    with (run_dir / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirError(
+                f"run directory {run_dir} is in use by another run; wait for it or give another --output-dir"
+            ) from None
+        number = 1
+        while (aside := run_dir.with_name(f"{run_dir.name}.aside-{number}")).exists():
+            number += 1
+        run_dir.rename(aside)
+    print(f"{run_dir.name}: unfinished or of another config, moved to {aside.name}")
+
+
+def _judge(comparison: Comparison, require_gain: float | None) -> int:
+    if require_gain is None:
+        return exit_codes.DONE
+    rule = comparison.sharing_rules[0]
+    gain = comparison.gain(rule, own_skill=False)
+    if gain is None:
+        print(f"{rule} cannot be judged: no task beyond the agents' own skills was evaluated", file=sys.stderr)
+        return exit_codes.RUN_FAILED
+    verdict = "reaches" if gain.mean >= require_gain else "is below"
+    print(f"{rule}'s mean gain on peers' skills, {gain.mean:+.3f}, {verdict} the required {require_gain:+.3f}")
+    return exit_codes.DONE if gain.mean >= require_gain else exit_codes.RUN_FAILED
+
+
+def _inline_table(sharing: SharingConfig) -> str:
+    """The struct as a TOML inline table; JSON's scalars are TOML's, and a None is left to the default."""
+    fields = {key: value for key, value in msgspec.to_builtins(sharing).items() if value is not None}
+    return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in fields.items()) + "}"
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
