@@ -6,17 +6,12 @@ run are the same program. A finished pair is kept when the comparison is called 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import json
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -25,6 +20,7 @@ from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
 from mutualrl import exit_codes
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError, RunDirError
+from mutualrl.foreground import run_command
 from mutualrl.load import load_run
 from mutualrl.manifest import write_atomically
 from mutualrl.report.comparison import (
@@ -49,7 +45,6 @@ _KINDS: dict[str, type[Isolated] | type[PRP] | type[XGRPO] | type[SGT]] = {
     "sgt_ungated": SGT,
 }
 RULES = tuple(_KINDS)
-_PR_SET_PDEATHSIG = 1
 
 
 def run_compare(
@@ -65,34 +60,57 @@ def run_compare(
     """Run every (rule, seed), write compare.json, compare.png and report.html into output_dir, and print the tables.
 
     Args: rules: of RULES. seeds: each gives one run per rule. require_gain: least mean gain on peers' skills, in 0..1,
-    of the first sharing rule over `isolated`. runner: runs a command line and returns its exit code.
+    of the first sharing rule over `isolated`. runner: runs a command line of mutualrl and returns its exit code.
     Returns: 0; 1 when the gain is below require_gain; the exit code of a run that did not end with 0 (130 on SIGINT).
     Raises: ConfigError for a bad config, rule or seed, before anything is started; RunDirError when a pair is in use.
     """
-    from mutualrl.report import write_comparison_report, write_report
-    from mutualrl.report.comparison_chart import save_gain_chart
     from mutualrl.report.console import print_comparison
 
     rules, seeds = list(dict.fromkeys(rules)), list(dict.fromkeys(seeds))
     check_request(rules, seeds, require_gain)
-    base = load_run(config, overrides)
-    plan = {(rule, seed): pair_overrides(base, rule, seed) for seed in seeds for rule in rules}
-    for (rule, seed), changes in plan.items():
-        command = [str(config), *overrides, *changes]
-        code = _run_pair(command, load_run(config, [*overrides, *changes]), pair_dir(output_dir, rule, seed), runner)
-        if code != exit_codes.DONE:
-            print(f"{rule}, seed {seed}, ended with exit code {code}; the comparison stops here", file=sys.stderr)
-            return code
+    code = run_pairs(config, overrides, rules=rules, seeds=seeds, output_dir=output_dir, runner=runner or run_command)
+    if code != exit_codes.DONE:
+        return code
     comparison = read_pairs(output_dir, [(rule, seed) for rule in rules for seed in seeds])
+    report = write_results(comparison, output_dir)
+    print_comparison(comparison)
+    print(f"report: {report}")
+    return judge_gain(comparison, require_gain)
+
+
+def run_pairs(
+    config: Path, overrides: list[str], *, rules: list[str], seeds: list[int], output_dir: Path, runner: Runner
+) -> int:
+    """Run what is not finished, seed by seed; the first exit code that is not 0 ends it and is returned."""
+    base = load_run(config, overrides)
+    plan = {(rule, seed): [*overrides, *pair_overrides(base, rule, seed)] for seed in seeds for rule in rules}
+    expected = {pair: load_run(config, changes) for pair, changes in plan.items()}
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for (rule, seed), changes in plan.items():
+        run_dir = pair_dir(output_dir, rule, seed)
+        if is_finished(run_dir, expected[rule, seed]):
+            print(f"{run_dir.name}: kept, it is finished")
+            continue
+        _set_aside(run_dir)
+        print(f"{run_dir.name}: running", flush=True)
+        code = runner(["up", str(config), *changes, "--run-name", run_dir.name, "--output-dir", str(run_dir)])
+        if code != exit_codes.DONE:
+            print(f"{run_dir.name} ended with exit code {code}; the comparison stops here", file=sys.stderr)
+            return code
+    return exit_codes.DONE
+
+
+def write_results(comparison: Comparison, output_dir: Path) -> Path:
+    """Write compare.json, compare.png and the reports, those of the single runs again, whose control is known now."""
+    from mutualrl.report import write_comparison_report, write_report
+    from mutualrl.report.comparison_chart import save_gain_chart
+
     document = msgspec.json.format(msgspec.json.encode(comparison.document()), indent=2)
     write_atomically(output_dir / COMPARISON_FILE, document + b"\n")
     save_gain_chart(comparison, output_dir / "compare.png")
-    for rule, seed in plan:
-        write_report(pair_dir(output_dir, rule, seed))  # once more: now its control is known
-    report = write_comparison_report(output_dir)
-    print_comparison(comparison)
-    print(f"report: {report}")
-    return _judge(comparison, require_gain)
+    for run in comparison.runs.values():
+        write_report(run.path)
+    return write_comparison_report(output_dir)
 
 
 def check_request(rules: Sequence[str], seeds: Sequence[int], require_gain: float | None) -> None:
@@ -142,34 +160,18 @@ def is_finished(run_dir: Path, expected: Run) -> bool:
     return done and record.config is not None and fingerprint(record.config) == fingerprint(expected)
 
 
-def run_command(command: Sequence[str]) -> int:
-    """Run `mutualrl ARGUMENTS` as a process of its own and return its exit code.
-
-    It lives in its own session, so that Ctrl-C reaches it once, through here; SIGINT and SIGTERM are passed on, and it is
-    told to stop when this process dies.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mutualrl", *command],
-        start_new_session=True,
-        preexec_fn=_follow_parent if sys.platform == "linux" else None,
-    )
-    with _passed_on(process) as received:
-        code = process.wait()
-    if received:
-        return exit_codes.of_signal(received[0])
-    return code if code >= 0 else exit_codes.of_signal(-code)
-
-
-def _run_pair(arguments: Sequence[str], expected: Run, run_dir: Path, runner: Runner | None) -> int:
-    if is_finished(run_dir, expected):
-        print(f"{run_dir.name}: kept, it is finished")
+def judge_gain(comparison: Comparison, require_gain: float | None) -> int:
+    """0 when the first sharing rule's mean gain on peers' skills is at least this, else 1; says which."""
+    if require_gain is None:
         return exit_codes.DONE
-    _set_aside(run_dir)
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{run_dir.name}: running", flush=True)
-    return (runner or run_command)(
-        ["up", *arguments, "--run-name", run_dir.name, "--output-dir", str(run_dir)],
-    )
+    rule = comparison.sharing_rules[0]
+    gain = comparison.gain(rule, own_skill=False)
+    if gain is None:
+        print(f"{rule} cannot be judged: no task beyond the agents' own skills was evaluated", file=sys.stderr)
+        return exit_codes.RUN_FAILED
+    verdict = "reaches" if gain.mean >= require_gain else "is below"
+    print(f"{rule}'s mean gain on peers' skills, {gain.mean:+.3f}, {verdict} the required {require_gain:+.3f}")
+    return exit_codes.DONE if gain.mean >= require_gain else exit_codes.RUN_FAILED
 
 
 def _set_aside(run_dir: Path) -> None:
@@ -190,40 +192,7 @@ def _set_aside(run_dir: Path) -> None:
     print(f"{run_dir.name}: unfinished or of another config, moved to {aside.name}")
 
 
-def _judge(comparison: Comparison, require_gain: float | None) -> int:
-    if require_gain is None:
-        return exit_codes.DONE
-    rule = comparison.sharing_rules[0]
-    gain = comparison.gain(rule, own_skill=False)
-    if gain is None:
-        print(f"{rule} cannot be judged: no task beyond the agents' own skills was evaluated", file=sys.stderr)
-        return exit_codes.RUN_FAILED
-    verdict = "reaches" if gain.mean >= require_gain else "is below"
-    print(f"{rule}'s mean gain on peers' skills, {gain.mean:+.3f}, {verdict} the required {require_gain:+.3f}")
-    return exit_codes.DONE if gain.mean >= require_gain else exit_codes.RUN_FAILED
-
-
 def _inline_table(sharing: SharingConfig) -> str:
     """The struct as a TOML inline table; JSON's scalars are TOML's, and a None is left to the default."""
     fields = {key: value for key, value in msgspec.to_builtins(sharing).items() if value is not None}
     return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in fields.items()) + "}"
-
-
-@contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    received: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _follow_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
