@@ -43,7 +43,7 @@ from agents.sink import JsonlSink
 from agents.tasks.load import TaskData
 from agents.tasks.schedule import draw
 from agents.types import Group, Prompt
-from exchange import Client
+from exchange.client import Client
 from exchange.types import AgentName, StepPrompts, Version
 
 T = TypeVar("T")
@@ -226,10 +226,12 @@ class Agent:
         )
 
     async def _evaluate(self, step: int) -> None:
-        scores = await self._on_torch_thread(
-            lambda: evaluate(
-                self._parts.sampler, self._parts.tasks, self._parts.rewards, batch_size=self._loop.evaluation_batch_size
-            )
+        scores = await evaluate(
+            self._parts.sampler,
+            self._parts.tasks,
+            self._parts.rewards,
+            batch_size=self._loop.evaluation_batch_size,
+            executor=self._torch,
         )
         self._log(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
         for score in scores:
@@ -265,6 +267,8 @@ class Agent:
         return round(time.time() - self._started_at_s, 3)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if not metrics:
+            return
         line: dict[str, object] = {"agent": self._name, "step": step, "wall_s": self._wall_s()}
         line |= {f"{self._name}/{name}": round(value, 6) for name, value in metrics.items()}
         self._parts.sink.metrics(line)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from agents.policies import Policy
+from agents.policies.policy import Policy
 from exchange.types import Version
 
 STATE_FILE = "mutualrl.json"

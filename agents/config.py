@@ -26,19 +26,23 @@ __all__ = [
 ]
 
 
+MIN_BYTE_BPE_VOCAB = 256 + 3
+"""Every byte and the three control tokens."""
+
+
 class TinyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="tiny"):
     """A small randomly initialised causal LM with a tokenizer of its own, trained on the corpus in this package."""
 
     arch: Literal["llama", "gpt_neox"] = "llama"
     tokenizer: Literal["byte_bpe", "char", "unigram"] = "byte_bpe"
-    vocab_size: int = 192
+    vocab_size: int = 320
     hidden_size: int = 128
     num_hidden_layers: int = 3
     num_attention_heads: int = 4
     max_context: int = 64
 
     def __post_init__(self) -> None:
-        check_range(self, "vocab_size", ge=32, le=65_536)
+        check_range(self, "vocab_size", ge=MIN_BYTE_BPE_VOCAB if self.tokenizer == "byte_bpe" else 32, le=65_536)
         check_range(self, "hidden_size", "num_hidden_layers", "num_attention_heads", ge=1)
         check_range(self, "max_context", ge=8)
         if self.hidden_size % self.num_attention_heads:
@@ -66,7 +70,7 @@ class HFPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.path:
             raise ValueError("`path` must name a model directory or a hub id, got path=''")
         if self.prompt_format != "auto" and "{prompt}" not in self.prompt_format:
-            raise ValueError(f"`prompt_format` must be \"auto\" or contain {{prompt}}, got prompt_format={self.prompt_format!r}")
+            raise ValueError(f'`prompt_format` must be "auto" or contain {{prompt}}, got prompt_format={self.prompt_format!r}')
 
 
 PolicyConfig = TinyPolicy | HFPolicy
@@ -116,7 +120,7 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     steps: int = 0
     mix: dict[str, float] = {}
     learning_rate: float = 2e-3
-    batch_size: int = 64
+    batch_size: int = 48
 
     def __post_init__(self) -> None:
         check_range(self, "steps", ge=0)

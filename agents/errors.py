@@ -27,9 +27,5 @@ class NonFiniteError(AgentError, ArithmeticError):
     """Losses or gradients stayed non-finite for too many steps in a row."""
 
 
-class PreflightError(AgentError, ValueError):
-    """A run cannot start as configured; found before anything was spent."""
-
-
 class PeerTimeoutError(AgentError, TimeoutError):
     """A peer did not close a step in time, in lockstep."""

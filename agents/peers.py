@@ -16,8 +16,8 @@ from agents.errors import PeerTimeoutError
 from agents.hits import HitCounter
 from agents.sharing.rule import PeerExperience, SharingRule
 from agents.types import Prompt
-from exchange import Client, Row
-from exchange.types import AgentName, Cursor, PromptExperience, PromptId, StepPrompts, Version
+from exchange.client import Client, Row
+from exchange.types import START, AgentName, Cursor, PromptExperience, PromptId, StepPrompts, Version
 
 MAX_ANNOUNCEMENTS = 256
 """Closed steps remembered per teacher, to be followed; an agent further behind takes newer ones anyway."""
@@ -63,8 +63,8 @@ class PeerFeed:
         self._lockstep = lockstep
         self._step_timeout_s = step_timeout_s
         self._clock = clock
-        self._steps_cursor = Cursor(0)
-        self._rows_cursor = Cursor(0)
+        self._steps_cursor = START
+        self._rows_cursor = START
         self._pending: dict[AgentName, deque[tuple[StepPrompts, float]]] = {peer: deque() for peer in self._teachers}
         self._attempts: dict[AgentName, dict[PromptId, _Attempt]] = {peer: {} for peer in self._teachers}
         self._closed: dict[AgentName, int] = dict.fromkeys(self._teachers, -1)
@@ -167,11 +167,11 @@ class PeerFeed:
         if not self._rule.kinds or not self._teachers:
             return []
         known = set(prompts)
-        rows, cursor = await self._query(sorted(known), Cursor(0), step)
+        rows, cursor = await self._query(sorted(known), START, step)
         waiting = sorted(set(self._rule.open_prompts()) - known)
         if waiting:
             # In lockstep a row may be passed over as too new now and wanted in a later step, so it is read from the start.
-            late, _ = await self._query(waiting, Cursor(0) if self._lockstep else self._rows_cursor, step)
+            late, _ = await self._query(waiting, START if self._lockstep else self._rows_cursor, step)
             rows += late
         self._rows_cursor = cursor
         return sorted(rows, key=lambda row: (row.experience.agent, row.experience.step, row.cursor))

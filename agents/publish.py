@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agents.types import Completion, Group
-from exchange.types import AgentName, Experience, GroupRewards, RolloutGroup, VerifiedSuccesses
+from exchange.types import AgentName, AnyExperience, GroupRewards, Kind, RolloutGroup, VerifiedSuccesses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,17 +20,17 @@ class Producer:
     """
 
     agent: AgentName
-    kinds: frozenset[str]
+    kinds: frozenset[Kind]
     tokenizer: str
     reward_fingerprint: str
     temperature: float
     success_threshold: float
 
-    def records(self, group: Group) -> list[Experience]:
+    def records(self, group: Group) -> list[AnyExperience]:
         """The records of one scored group, in a fixed order; none for kinds that nobody needs or that would be empty."""
         if group.rewards is None:
             raise ValueError(f"a group must be scored before it is published, got rewards=None on {group.prompt.id}")
-        records: list[Experience] = []
+        records: list[AnyExperience] = []
         if "rewards" in self.kinds:
             records.append(self._rewards(group))
         if "successes" in self.kinds:

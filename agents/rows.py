@@ -29,8 +29,9 @@ class Stream(StrEnum):
 class Spans:
     """A peer's behaviour log-probs over the spans of a retokenised completion.
 
-    span [T]: which span each receiver token belongs to, 0..S-1, non-decreasing. logprobs [S]: the peer's log-prob of the
-    whole span, known only as this sum.
+    span [T]: which span each receiver token belongs to, 0..S-1, non-decreasing; -1 for a token that the peer never sampled
+    (an end of sequence behind a stop string), which has no ratio. logprobs [S]: the peer's log-prob of the whole span, known
+    only as this sum.
     """
 
     span: npt.NDArray[np.int32]

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
+from exchange.types import Kind
 
 if TYPE_CHECKING:
     from agents.config import Objective
     from agents.sharing.rule import Receiver, SharingRule
 
-KINDS: dict[type[SharingConfig], frozenset[str]] = {
+KINDS: dict[type[SharingConfig], frozenset[Kind]] = {
     Isolated: frozenset(),
     PRP: frozenset({"rollouts"}),
     XGRPO: frozenset({"rewards"}),

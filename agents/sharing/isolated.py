@@ -12,7 +12,7 @@ from agents.rows import own_rows
 from agents.sharing.config import Isolated
 from agents.sharing.rule import Peers, Receiver, Shared
 from agents.types import Group
-from exchange.types import PromptId
+from exchange.types import Kind, PromptId
 
 
 def rewards_of(group: Group) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -31,7 +31,7 @@ def own_advantages(groups: Sequence[Group], objective: Objective) -> list[Advant
 class IsolatedRule:
     """Nothing is asked of peers and nothing of theirs is used."""
 
-    kinds: frozenset[str] = frozenset()
+    kinds: frozenset[Kind] = frozenset()
     window = 0
     max_lag: int | None = None
     max_age_s: float | None = None

@@ -33,7 +33,7 @@ from agents.sharing.isolated import rewards_of
 from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Shared
 from agents.sharing.texts import unpack
 from agents.types import Group
-from exchange.types import AgentName, PromptId, RolloutGroup
+from exchange.types import AgentName, Kind, PromptId, RolloutGroup
 from tokenalign import TokenAlignError, sum_spans
 
 
@@ -50,7 +50,7 @@ class _PeerRow:
 class PRPRule:
     """Needs its peers' whole rollouts."""
 
-    kinds: frozenset[str] = frozenset({"rollouts"})
+    kinds: frozenset[Kind] = frozenset({"rollouts"})
     window = 0
     max_age_s: float | None = None
 
@@ -110,7 +110,7 @@ class PRPRule:
         offered = [(newest[agent], index, text) for agent in sorted(newest) for index, text in enumerate(unpack(newest[agent]))]
         share = self._config.max_peer_share
         most = int(len(group.completions) * share / (1 - share))
-        kept = []
+        kept: list[_PeerRow] = []
         for chosen in rng.permutation(len(offered)):
             if len(kept) == most:
                 break

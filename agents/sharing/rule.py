@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from agents.rows import Row
 from agents.types import Group, Prompt
-from exchange.types import AgentName, GroupRewards, PromptId, RolloutGroup, VerifiedSuccesses
+from exchange.types import AgentName, GroupRewards, Kind, PromptId, RolloutGroup, VerifiedSuccesses
 from tokenalign import Translation
 
 PeerExperience = GroupRewards | VerifiedSuccesses | RolloutGroup
@@ -76,7 +76,7 @@ class SharingRule(Protocol):
     max_lag: in producer versions, None for no limit. max_age_s: by the hub's clock, None for no limit.
     """
 
-    kinds: frozenset[str]
+    kinds: frozenset[Kind]
     window: int
     max_lag: int | None
     max_age_s: float | None

@@ -28,7 +28,7 @@ from agents.sharing.isolated import own_advantages, rewards_of
 from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Rescue, Shared
 from agents.sharing.texts import unpack
 from agents.types import Group
-from exchange.types import AgentName, PromptId, VerifiedSuccesses
+from exchange.types import AgentName, Kind, PromptId, VerifiedSuccesses
 from tokenalign import TokenAlignError
 
 Candidate = tuple[AgentName, PeerText]
@@ -65,7 +65,7 @@ def draw_order(experience: Sequence[PeerExperience], rng: np.random.Generator) -
 class SGTRule:
     """Needs only verified successes of its peers. Holds the own failures that still wait for one."""
 
-    kinds: frozenset[str] = frozenset({"successes"})
+    kinds: frozenset[Kind] = frozenset({"successes"})
     max_lag: int | None = None
 
     def __init__(self, config: SGT, objective: Objective, receiver: Receiver) -> None:

@@ -27,7 +27,7 @@ from agents.sharing.config import XGRPO
 from agents.sharing.isolated import rewards_of
 from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared
 from agents.types import Group
-from exchange.types import AgentName, GroupRewards, PromptId
+from exchange.types import AgentName, GroupRewards, Kind, PromptId
 
 
 def shared_baseline_advantages(
@@ -54,7 +54,7 @@ def shared_baseline_advantages(
 class XGRPORule:
     """Needs only rewards of its peers."""
 
-    kinds: frozenset[str] = frozenset({"rewards"})
+    kinds: frozenset[Kind] = frozenset({"rewards"})
     window = 0
     max_age_s: float | None = None
 
@@ -86,7 +86,7 @@ class XGRPORule:
             peer_rewards = np.concatenate(records) if records else np.empty(0, dtype=np.float32)
             advantages.append(shared_baseline_advantages(own, peer_rewards, self._config, self._objective, batch_std))
             pooled += bool(records)
-            degenerate += bool(records) and spread(own) == 0.0 and np.nanmax(peer_rewards) > np.nanmax(own)
+            degenerate += bool(records and spread(own) == 0.0 and np.nanmax(peer_rewards) > np.nanmax(own))
         return Shared(
             rows=own_rows(groups, advantages, self._objective),
             counters={"xgrpo/pooled_groups": pooled, "xgrpo/all_fail_peer_success": degenerate},

@@ -114,8 +114,8 @@ def test_the_two_sided_clip_bounds_a_large_ratio_of_a_bad_row() -> None:
     bad = [row([1], advantage=-1.0)]
     ratio = np.exp(lone_logprobs(model, [1])[0] - lone_logprobs(old, [1])[0])
     assert ratio > 4
-    assert (loss_of(GRPOSurrogate(Objective(), 1), model, bad, old=old)) == pytest.approx(ratio)
-    assert (loss_of(GRPOSurrogate(Objective(delta=3.0), 1), model, bad, old=old)) == pytest.approx(3.0)
+    assert (value_of(GRPOSurrogate(Objective(), 1), model, bad, old=old)) == pytest.approx(ratio)
+    assert (value_of(GRPOSurrogate(Objective(delta=3.0), 1), model, bad, old=old)) == pytest.approx(3.0)
 
 
 def test_a_sequence_ratio_is_the_exponential_of_a_mean() -> None:
@@ -222,7 +222,7 @@ def test_a_ratio_beyond_float_range_stays_finite() -> None:
 def test_nll_by_hand() -> None:
     model = BigramLM(5, seed=0)
     means = [-np.mean(lone_logprobs(model, each.ids.tolist())) for each in RESCUES]
-    assert (loss_of(SuccessNLL(SGT()), model, RESCUES, prompts=8)) == pytest.approx(0.3 * sum(means) / 8)
+    assert (value_of(SuccessNLL(SGT()), model, RESCUES, prompts=8)) == pytest.approx(0.3 * sum(means) / 8)
     rescued = SuccessNLL(SGT(normalise="rescued"))
     assert value_of(rescued, model, RESCUES, prompts=8) == pytest.approx(0.3 * sum(means) / 2)
 

@@ -1,0 +1,150 @@
+"""The only place where an agent's config becomes objects: policy, sampler, rewards, rule, learner, exchange client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import exchange
+from agents.agent import Agent, Loop, Parts
+from agents.config import AgentConfig
+from agents.errors import PolicyError, RewardError, TaskError
+from agents.learner import Learner, LearnerSettings
+from agents.objectives import components
+from agents.policies.policy import Policy, build_policy
+from agents.publish import Producer
+from agents.receiver import PeerReceiver
+from agents.rewards.rewards import Rewards
+from agents.samplers.hf import HFSampler
+from agents.sharing import make_rule
+from agents.sharing.config import SGT
+from agents.sink import JsonlSink
+from agents.tasks.load import TaskData, load_task
+from agents.warm_start import warm_start
+from exchange.types import AgentName
+from mutualrl.config import Run
+from mutualrl.errors import ConfigError
+from mutualrl.rundir import RunDir
+from mutualrl.topology import published_kinds, routes, teachers
+
+logger = logging.getLogger("mutualrl.agent")
+
+DEFAULT_SUCCESS_THRESHOLD = 1.0
+
+
+async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
+    """Be agent `name` of the run in this directory until its steps are made or `stop` is set.
+
+    Nothing is spent before everything that can be checked is checked: a policy, task or reward that does not fit raises
+    ConfigError.
+    """
+    run_dir = RunDir(path)
+    run, manifest = run_dir.read_config(), run_dir.read_manifest()
+    config = run.agents[name]
+    agent_name = AgentName(name)
+    # Building and warming up a policy takes seconds; on a thread of its own it leaves the loop free to be told to stop.
+    with ThreadPoolExecutor(1, thread_name_prefix="build") as builder:
+        try:
+            parts = await asyncio.get_running_loop().run_in_executor(builder, build_parts, run, agent_name, run_dir)
+        except (TaskError, RewardError, PolicyError) as error:
+            raise ConfigError(f"agents.{name}: {error}") from error
+    if stop.is_set():
+        return
+    client = exchange.connect(
+        manifest.endpoint, name=agent_name, run_id=manifest.run_id, request_timeout_s=run.exchange.request_timeout_s
+    )
+    async with client as ex:
+        agent = Agent(
+            agent_name,
+            config,
+            loop_of(run),
+            parts,
+            ex,
+            teachers=[AgentName(teacher) for teacher in teachers(run, name)],
+            started_at_s=time.time(),
+        )
+        finished = await agent.run(stop)
+    logger.info("%s %s", name, "finished" if finished else "stopped early, with a checkpoint")
+
+
+def loop_of(run: Run) -> Loop:
+    """What the run says about every agent's loop."""
+    return Loop(
+        seed=run.seed,
+        steps=run.steps,
+        mode=run.mode,
+        schedule=run.schedule,
+        evaluate_every=run.evaluation.every,
+        evaluation_batch_size=run.evaluation.batch_size,
+        checkpoint_every=run.checkpoint_every,
+        step_timeout_s=run.step_timeout_s,
+    )
+
+
+def build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
+    """Everything that agent `name` works with, checked and warmed up."""
+    config = run.agents[name]
+    tasks = [load_task(task, seed=run.seed) for task in run.tasks]
+    rewards = Rewards(config.rewards, config.reward_weights, policy=name)
+    policy = build_policy(config.policy, seed=run.seed, device=config.device, dtype=config.dtype, threads=config.threads)
+    sampler = HFSampler(policy, config.sampling)
+    preflight(tasks, rewards, sampler)
+    if config.warm_start.steps:
+        started = time.perf_counter()
+        loss = warm_start(policy, config.warm_start, tasks, seed=run.seed)
+        logger.info("warm start: loss %.4f after %.1f s", loss, time.perf_counter() - started)
+    receiver = PeerReceiver(policy.tokenizer, rewards, max_completion_length=config.sampling.max_completion_length)
+    return Parts(
+        policy=policy,
+        sampler=sampler,
+        learner=build_learner(config, policy),
+        rewards=rewards,
+        receiver=receiver,
+        rule=make_rule(config.sharing, config.objective, receiver),
+        producer=Producer(
+            agent=name,
+            kinds=published_kinds(run, name),
+            tokenizer=policy.tokenizer.fingerprint,
+            reward_fingerprint=rewards.fingerprint,
+            temperature=config.sampling.temperature,
+            success_threshold=success_threshold(run, name),
+        ),
+        tasks=tasks,
+        sink=JsonlSink(run_dir.path),
+        checkpoints=run_dir.checkpoints / name,
+    )
+
+
+def preflight(tasks: Sequence[TaskData], rewards: Rewards, sampler: HFSampler) -> None:
+    """Raise before anything is spent when a prompt is too long or a reward's column is missing."""
+    prompts = [prompt for task in tasks for prompt in (*task.train, *task.heldout)]
+    rewards.check_columns(prompts)
+    sampler.preflight(prompts)
+
+
+def build_learner(config: AgentConfig, policy: Policy) -> Learner:
+    """The learner with the components of the agent's objective and sharing rule."""
+    return Learner(
+        policy.model,
+        components(config.objective, config.sharing, max_completion_length=config.sampling.max_completion_length),
+        LearnerSettings(
+            temperature=config.sampling.temperature,
+            pad_id=policy.tokenizer.pad_id,
+            micro_batch_size=config.micro_batch_size,
+            num_iterations=config.objective.num_iterations,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+        ),
+    )
+
+
+def success_threshold(run: Run, producer: str) -> float:
+    """The lowest reward that a learner of `producer` counts as a success."""
+    rules = [run.agents[route.learner].sharing for route in routes(run) if route.teacher == producer]
+    thresholds = [rule.threshold for rule in rules if isinstance(rule, SGT)]
+    return min(thresholds, default=DEFAULT_SUCCESS_THRESHOLD)

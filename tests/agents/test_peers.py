@@ -1,0 +1,163 @@
+"""The peer feed on a real hub in memory: what is asked, what is waited for, what is followed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+
+import exchange
+from agents.errors import PeerTimeoutError
+from agents.peers import PeerFeed
+from agents.sharing.rule import Peers, Shared
+from agents.testing import make_prompt
+from agents.types import Group
+from exchange.client import Client
+from exchange.types import AgentName, GroupRewards, Kind, PromptId, StepPrompts, Version
+
+ALPHA, BETA = AgentName("alpha"), AgentName("beta")
+PROMPTS = {prompt.id: prompt for prompt in (make_prompt(f"p{index}") for index in range(8))}
+
+
+class Rule:
+    """Asks for rewards; holds open what the test says."""
+
+    kinds: frozenset[Kind] = frozenset({"rewards"})
+    max_age_s: float | None = None
+
+    def __init__(self, *, window: int = 0, max_lag: int | None = None) -> None:
+        self.window = window
+        self.max_lag = max_lag
+        self.open: list[PromptId] = []
+
+    def open_prompts(self) -> Sequence[PromptId]:
+        return self.open
+
+    async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
+        raise AssertionError("the feed shares nothing")
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[tuple[Client, Client]]:
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha, hub.connect("beta") as beta:
+        yield alpha, beta
+
+
+def feed(client: Client, rule: Rule | None = None, *, lockstep: bool = False, step_timeout_s: float = 5.0) -> PeerFeed:
+    return PeerFeed(client, rule or Rule(), teachers=[BETA], prompts=PROMPTS, lockstep=lockstep, step_timeout_s=step_timeout_s)
+
+
+async def close_step(client: Client, step: int, *keys: str, version: int | None = None) -> None:
+    """Publish one rewards record per prompt, then the record that closes the step."""
+    at = Version(client.epoch, step if version is None else version)
+    for key in keys:
+        await client.publish(
+            GroupRewards(
+                agent=client.name,
+                step=step,
+                version=at,
+                prompt_id=PromptId(key),
+                task="reverse",
+                rewards=np.array([step], dtype=np.float32),
+                reward_fingerprint="reward",
+            )
+        )
+    ids = tuple(PromptId(key) for key in keys)
+    await client.publish(StepPrompts(agent=client.name, step=step, version=at, prompt_ids=ids))
+
+
+def steps_of(experience: Peers, key: str) -> list[int]:
+    return [record.step for record in experience.get(PromptId(key), ())]
+
+
+async def test_rows_on_own_prompts_only(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await close_step(beta, 0, "p0", "p1")
+    gathered = await feed(alpha).gather(0, [PromptId("p0")])
+    assert steps_of(gathered.experience, "p0") == [0]
+    assert "p1" not in gathered.experience
+
+
+async def test_nobody_waits_in_async_mode(clients: tuple[Client, Client]) -> None:
+    async with asyncio.timeout(2):
+        gathered = await feed(clients[0]).gather(5, [PromptId("p0")])
+    assert not gathered.experience
+
+
+async def test_an_open_prompt_gets_late_rows_once(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    rule = Rule(window=4)
+    mine = feed(alpha, rule)
+    await mine.gather(0, [PromptId("p0")])
+    rule.open = [PromptId("p0")]
+    await close_step(beta, 0, "p0")
+    assert steps_of((await mine.gather(1, [PromptId("p1")])).experience, "p0") == [0]
+    assert steps_of((await mine.gather(2, [PromptId("p2")])).experience, "p0") == []
+
+
+async def test_rows_behind_the_producers_newest_version_are_left_out(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await close_step(beta, 0, "p0", version=0)
+    await close_step(beta, 1, "p1", version=9)
+    mine = feed(alpha, Rule(max_lag=8))
+    gathered = await mine.gather(0, [PromptId("p0"), PromptId("p1")])
+    assert set(gathered.experience) == {"p1"}
+    assert mine.hits.take() == {"peer/beta/hit_rate": 0.5, "peer/beta/prompts": 2.0}
+
+
+async def test_lag_is_reported_against_the_producers_newest_version(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await close_step(beta, 0, "p0", version=2)
+    await close_step(beta, 1, "p1", version=5)
+    gathered = await feed(alpha).gather(0, [PromptId("p0"), PromptId("p1")])
+    assert gathered.metrics["sample/staleness_max"] == 3
+    assert gathered.metrics["sample/staleness_mean"] == 1.5
+
+
+async def test_a_peer_that_tried_and_failed_is_a_hit_though_it_has_no_row(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await beta.publish(StepPrompts(agent=BETA, step=0, version=Version(beta.epoch, 0), prompt_ids=(PromptId("p0"),)))
+    mine = feed(alpha)
+    await mine.gather(0, [PromptId("p0"), PromptId("p1")])
+    assert mine.hits.take()["peer/beta/hit_rate"] == 0.5
+
+
+async def test_lockstep_waits_for_the_step_and_looks_no_further(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await close_step(beta, 0, "p0")
+    mine = feed(alpha, lockstep=True)
+    assert steps_of((await mine.gather(0, [PromptId("p0")])).experience, "p0") == [0]
+    waiting = asyncio.create_task(mine.gather(1, [PromptId("p0")]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await close_step(beta, 1, "p0")
+    await close_step(beta, 2, "p0")
+    async with asyncio.timeout(10):
+        gathered = await waiting
+    assert steps_of(gathered.experience, "p0") == [0, 1]
+    assert gathered.metrics["sample/staleness_max"] == 1
+
+
+async def test_lockstep_names_the_peer_that_does_not_come(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await close_step(beta, 0, "p0")
+    with pytest.raises(PeerTimeoutError, match=r"step 3 for beta .*beta 0"):
+        await feed(alpha, lockstep=True, step_timeout_s=0.05).gather(3, [PromptId("p0")])
+
+
+async def test_follow_takes_the_newest_closed_steps_of_a_peer_that_is_ahead(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    mine = feed(alpha)
+    for step, keys in enumerate([("p0", "p1"), ("p2", "p3"), ("p4", "unknown")]):
+        await close_step(beta, step, *keys)
+    await mine.refresh()
+    assert [prompt.id for prompt in mine.follow(1, 3)] == ["p4", "p2", "p3"]
+    assert [prompt.id for prompt in mine.follow(1, 3)] == []
+
+
+async def test_nobody_follows_a_peer_that_is_not_ahead(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    mine = feed(alpha)
+    await close_step(beta, 0, "p0")
+    await mine.refresh()
+    assert mine.follow(0, 2) == []
