@@ -1,0 +1,1 @@
+"""Policies: a causal language model, its tokenizer, and where they live."""

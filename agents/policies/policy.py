@@ -1,0 +1,134 @@
+"""`build_policy`: from a policy's settings to a causal LM that is ready to sample and to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from agents.config import HFPolicy, PolicyConfig, TinyPolicy
+from agents.errors import PolicyError
+from agents.policies.tiny import build_tiny
+from agents.policies.tokenizer import PolicyTokenizer
+from tokenalign.table import TokenKind
+
+HOLE_LOGIT = -1e4
+"""Logit of ids that the vocabulary lacks: probability 0 in every dtype, yet finite, so that entropies stay numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One agent's policy.
+
+    model: a Hugging Face causal LM without dropout, in eval mode, or in train mode where gradients are checkpointed
+    (transformers checkpoints in no other). max_context: most tokens of prompt and completion together.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PolicyTokenizer
+    device: torch.device
+    max_context: int
+
+    def save(self, path: Path) -> None:
+        """Write model and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them from `path`."""
+        self.model.save_pretrained(path)
+        self.tokenizer.hf.save_pretrained(path)
+
+
+def build_policy(config: PolicyConfig, *, seed: int, device: str, dtype: str, threads: int) -> Policy:
+    """Build or load the policy that the settings describe.
+
+    seed: draws a tiny policy's weights. device: "auto" takes CUDA where there is one, else the CPU. dtype: as torch
+    names it. threads: of torch, for the whole process. Raises PolicyError when it cannot be had.
+    """
+    torch.set_num_threads(threads)
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    hf_tokenizer: PreTrainedTokenizerBase
+    if isinstance(config, TinyPolicy):
+        model, hf_tokenizer = build_tiny(config, seed=seed, dtype=torch_dtype)
+        prompt_format, max_context = "auto", config.max_context
+    else:
+        model, hf_tokenizer = _load(config, torch_dtype)
+        prompt_format, max_context = config.prompt_format, _max_context(config, model)
+    vocab_size = model.get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
+    tokenizer = PolicyTokenizer(
+        hf_tokenizer, vocab_size=vocab_size, prompt_format=prompt_format, more_eos_ids=_configured_eos_ids(model)
+    )
+    model.to(device=where)  # type: ignore[call-arg]
+    model.train(isinstance(config, HFPolicy) and config.gradient_checkpointing)
+    _close_holes(model, tokenizer, where)
+    return Policy(model=model, tokenizer=tokenizer, device=where, max_context=max_context)
+
+
+def _load(config: HFPolicy, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    code = config.trust_remote_code
+    try:
+        model_config = AutoConfig.from_pretrained(config.path, trust_remote_code=code)
+        _disable_dropout(model_config)
+        model = AutoModelForCausalLM.from_pretrained(
+            config.path,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=code,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=code)
+    except (OSError, ValueError, ImportError) as error:
+        raise PolicyError(
+            f"cannot load a causal LM from policy.path={config.path!r}: {type(error).__name__}: {error}"
+        ) from error
+    if config.gradient_checkpointing:
+        reentrant = {"use_reentrant": False}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)  # type: ignore[no-untyped-call]
+    return model, tokenizer
+
+
+def _disable_dropout(config: PretrainedConfig) -> None:
+    """Set every dropout probability to 0, those of nested configs too: a ratio at step 0 must be 1."""
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            _disable_dropout(value)
+        elif isinstance(value, float) and ("dropout" in name or "pdrop" in name):
+            setattr(config, name, 0.0)
+
+
+def _max_context(config: HFPolicy, model: PreTrainedModel) -> int:
+    own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limits = [limit for limit in (own, config.max_context) if limit is not None]
+    if not limits:
+        raise PolicyError(f"the model at policy.path={config.path!r} names no longest context; set policy.max_context")
+    return min(limits)
+
+
+def _configured_eos_ids(model: PreTrainedModel) -> set[int]:
+    """End tokens named by the generation config and by the model's own: a number or a list in each."""
+    named: set[int] = set()
+    for config in (model.generation_config, model.config.get_text_config()):
+        value = getattr(config, "eos_token_id", None)
+        named |= set(value) if isinstance(value, list) else set() if value is None else {value}
+    return named
+
+
+def _close_holes(model: PreTrainedModel, tokenizer: PolicyTokenizer, device: torch.device) -> None:
+    """Give ids that the vocabulary lacks (padded embedding rows) no probability, in sampling and in training alike."""
+    holes = torch.from_numpy(tokenizer.table.kinds == TokenKind.HOLE).to(device)
+    if not holes.any():
+        return
+
+    def close(_module: torch.nn.Module, _inputs: object, output: CausalLMOutputWithPast) -> CausalLMOutputWithPast:
+        if output.logits is not None:
+            output.logits = output.logits.masked_fill(holes, HOLE_LOGIT)
+        return output
+
+    model.register_forward_hook(close)

@@ -1,0 +1,1 @@
+"""Reward functions: calling them by TRL's convention, combining and fingerprinting them."""

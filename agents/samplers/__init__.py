@@ -1,0 +1,1 @@
+"""Samplers: a policy's completions as sampled ids with their log-probs."""

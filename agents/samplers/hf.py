@@ -1,0 +1,142 @@
+"""`HFSampler`: groups of completions from a Hugging Face causal LM, in the process that trains it.
+
+Shape legend: P prompts · G completions per prompt · B = P·G sequences · T sampled tokens · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from agents.config import Sampling
+from agents.errors import PolicyError
+from agents.policies.policy import Policy
+from agents.samplers.decode import Choose, Decoded, Stop, decode
+from agents.samplers.distribution import draw_tokens, sampling_log_probs
+from agents.types import Completion, Group, Prompt
+from exchange.types import Version
+
+
+class HFSampler:
+    """Draws from the policy as it is at the call; holds no weights of its own. Not for concurrent calls."""
+
+    def __init__(self, policy: Policy, sampling: Sampling) -> None:
+        self._policy = policy
+        self._sampling = sampling
+        self._stop_strings = tuple(text.encode() for text in sampling.stop)
+
+    def preflight(self, prompts: Sequence[Prompt]) -> None:
+        """Raise PolicyError, naming the prompt, when a prompt and a longest completion together exceed the context."""
+        limit = self._policy.max_context - self._sampling.max_completion_length
+        for prompt in prompts:
+            length = len(self._policy.tokenizer.render(prompt.messages))
+            if not 0 < length <= limit:
+                raise PolicyError(
+                    f"prompt {prompt.id} of task {prompt.task!r} has {length} tokens, allowed are 1 to {limit}: "
+                    f"max_context={self._policy.max_context} less sampling.max_completion_length="
+                    f"{self._sampling.max_completion_length}; the prompt begins {prompt.text[:60]!r}"
+                )
+
+    def sample(self, prompts: Sequence[Prompt], *, num_generations: int, step: int, version: Version, seed: int) -> list[Group]:
+        """G sampled completions for each prompt, in order.
+
+        The draws are fixed by (seed, step), the prompts' order and the weights; agents that shall not share their noise
+        take different seeds. Log-probs are under the sampling distribution (see `sampling_log_probs`).
+        """
+        uniforms_BT = _uniforms(seed, step, len(prompts) * num_generations, self._sampling.max_completion_length)
+        uniforms_BT = uniforms_BT.to(self._policy.device)
+
+        def choose(logits_bV: torch.Tensor, rows_b: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+            log_probs_bV = sampling_log_probs(logits_bV, self._sampling)
+            tokens_b = draw_tokens(log_probs_bV, uniforms_BT[rows_b, position])
+            return tokens_b, log_probs_bV.gather(-1, tokens_b[:, None]).squeeze(-1)
+
+        completions = self._decode(prompts, num_generations, choose)
+        return [
+            Group(
+                prompt=prompt,
+                prompt_ids=self._policy.tokenizer.render(prompt.messages),
+                completions=tuple(completions[index * num_generations : (index + 1) * num_generations]),
+                step=step,
+                version=version,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def greedy(self, prompts: Sequence[Prompt], batch_size: int) -> list[Completion]:
+        """The likeliest token at each place, one completion per prompt, `batch_size` prompts at a time.
+
+        Log-probs are the model's own, at temperature 1.
+        """
+        by_length = sorted(range(len(prompts)), key=lambda row: len(self._policy.tokenizer.render(prompts[row].messages)))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(by_length), batch_size):
+            rows = by_length[start : start + batch_size]
+            completions.update(zip(rows, self._decode([prompts[row] for row in rows], 1, _likeliest), strict=True))
+        return [completions[row] for row in range(len(prompts))]
+
+    def _decode(self, prompts: Sequence[Prompt], num_generations: int, choose: Choose) -> list[Completion]:
+        if not prompts:
+            return []
+        with _evaluating(self._policy.model):
+            decoded = decode(
+                self._policy,
+                [self._policy.tokenizer.render(prompt.messages) for prompt in prompts],
+                num_generations=num_generations,
+                max_tokens=self._sampling.max_completion_length,
+                choose=choose,
+                stop=self._watch_for_stop() if self._stop_strings else None,
+            )
+        return [self._completion(decoded, row) for row in range(len(decoded.lengths))]
+
+    def _watch_for_stop(self) -> Stop:
+        """A stop string counts wherever it lies in the text, across tokens too; it stays part of the text."""
+        tails: dict[int, bytes] = {}
+        longest = max(len(text) for text in self._stop_strings)
+
+        def stop(row: int, token: int) -> bool:
+            piece = self._policy.tokenizer.decode_bytes([token])
+            tail = tails.get(row, b"") + piece
+            tails[row] = tail[-longest:]
+            return any(text in tail for text in self._stop_strings)
+
+        return stop
+
+    def _completion(self, decoded: Decoded, row: int) -> Completion:
+        tokenizer = self._policy.tokenizer
+        length = int(decoded.lengths[row])
+        ids = decoded.ids[row, :length].copy()
+        return Completion(
+            ids=ids,
+            logprobs=decoded.logprobs[row, :length].copy(),
+            ends=tokenizer.ends(ids),
+            text=tokenizer.decode_bytes(ids),
+            finished=bool(decoded.stopped[row]),
+            has_eos=int(ids[-1]) in tokenizer.eos_ids,
+        )
+
+
+def _likeliest(logits_bV: torch.Tensor, _rows_b: torch.Tensor, _position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    logits_bV = logits_bV.float()
+    best_b, tokens_b = logits_bV.max(dim=-1)
+    return tokens_b, best_b - logits_bV.logsumexp(dim=-1)
+
+
+def _uniforms(seed: int, step: int, rows: int, width: int) -> torch.Tensor:
+    """Numbers in [0, 1), float64 [rows, width], drawn on the CPU so that every device gets the same."""
+    state = int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return torch.rand((rows, width), generator=torch.Generator().manual_seed(state), dtype=torch.float64)
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, in which the cache works, for models that train with gradient checkpoints."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

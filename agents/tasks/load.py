@@ -1,0 +1,106 @@
+"""From a task's settings to its prompts: `load_task`.
+
+Every agent of a run loads the same tasks from the same settings and must end with the same prompt ids and the same split,
+so everything here depends on (seed, settings) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from agents.errors import TaskError
+from agents.tasks import problems
+from agents.tasks.config import Add, Data, Reverse, Sort, SwapWords, TaskConfig
+from agents.tasks.data import read_data
+from agents.types import Prompt
+from exchange.types import Message, PromptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """One task's prompts. No prompt id is in both lists; each list is in a shuffled order fixed by the seed."""
+
+    name: str
+    train: list[Prompt]
+    heldout: list[Prompt]
+
+
+def prompt_id(task: str, messages: tuple[Message, ...]) -> PromptId:
+    """16 hex digits of the SHA-256 of task name and messages: equal for all agents, different for equal texts of two tasks."""
+    canonical = msgspec.json.encode([task, [[message.role, message.content] for message in messages]])
+    return PromptId(hashlib.sha256(canonical).hexdigest()[:16])
+
+
+def load_task(config: TaskConfig, *, seed: int) -> TaskData:
+    """Make or read the task's prompts and split them.
+
+    Generated tasks hold their whole space when it has at most `limit` problems, else `limit` distinct ones; their answer is
+    in `columns["answer"]`. Raises TaskError when fewer than `heldout` + 1 different prompts can be had.
+    """
+    rng = random.Random(f"{seed}/{config.name}")
+    prompts = SOURCES[type(config)](config, rng)
+    if len(prompts) <= config.heldout:
+        raise TaskError(
+            f"task {config.name!r} has {len(prompts)} different prompts, too few to keep heldout={config.heldout} apart and "
+            f"train on the rest; lower `heldout` below {len(prompts)} or enlarge the task"
+        )
+    rng.shuffle(prompts)
+    return TaskData(name=config.name, train=prompts[config.heldout :], heldout=prompts[: config.heldout])
+
+
+def _generated(space_of: Callable[[Any], problems.Space]) -> Callable[[Any, random.Random], list[Prompt]]:
+    def source(config: Any, rng: random.Random) -> list[Prompt]:
+        space = space_of(config)
+        template = config.template or space.template
+        prompts = []
+        for index in _indices(space.size, config.limit, rng):
+            problem, answer = space.at(index)
+            messages = (Message(role="user", content=template.replace("{x}", problem)),)
+            prompts.append(
+                Prompt(id=prompt_id(config.name, messages), task=config.name, messages=messages, columns={"answer": answer})
+            )
+        return prompts
+
+    return source
+
+
+def _indices(size: int, limit: int, rng: random.Random) -> list[int]:
+    if size <= limit:
+        return list(range(size))
+    drawn: dict[int, None] = {}
+    while len(drawn) < limit:  # not rng.sample(range(size)): that fails from 2**63 problems on
+        drawn[rng.randrange(size)] = None
+    return list(drawn)
+
+
+def _from_data(config: Data, rng: random.Random) -> list[Prompt]:
+    """Rows with equal prompts count once, the first one: a prompt id stands for one set of columns."""
+    prompts: dict[PromptId, Prompt] = {}
+    for row in read_data(config):
+        identity = prompt_id(config.name, row.messages)
+        prompts.setdefault(
+            identity,
+            Prompt(
+                id=identity,
+                task=config.name,
+                messages=row.messages,
+                columns=row.columns,
+                conversational=row.conversational,
+            ),
+        )
+    return list(prompts.values())
+
+
+SOURCES: Mapping[type, Callable[[Any, random.Random], list[Prompt]]] = {
+    Reverse: _generated(problems.reverse),
+    Sort: _generated(problems.sort),
+    Add: _generated(problems.add),
+    SwapWords: _generated(problems.swap_words),
+    Data: _from_data,
+}
