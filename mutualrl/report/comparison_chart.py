@@ -56,7 +56,7 @@ def _draw(comparison: Comparison) -> Figure | None:
                 axes.annotate(
                     names[own_skill],
                     (100 * gain.mean, height),
-                    xytext=(0, 8),
+                    xytext=(0, -17 if own_skill else 8),
                     textcoords="offset points",
                     color=color,
                     fontweight="bold",

@@ -83,7 +83,10 @@ def _verdict(comparison: Comparison, shown: str, outcomes: Sequence[Outcome]) ->
         for outcome in judge(comparison.pairs(rule))
         if outcome.harmed
     ]
-    return replace(verdict, headline=f"{shown}: {verdict.headline}", sentences=(*verdict.sentences, *others))
+    headline = verdict.headline
+    if not headline.startswith(tuple(outcome.agent for outcome in outcomes)):
+        headline = headline[0].lower() + headline[1:]
+    return replace(verdict, headline=f"With {shown}, {headline}", sentences=(*verdict.sentences, *others))
 
 
 def _warnings(comparison: Comparison) -> list[str]:

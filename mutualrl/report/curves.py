@@ -154,7 +154,7 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
     low, high = axes.get_ylim()
     gap = LABEL_GAP / (TALL_PANEL if len(lines) > FEW_LINES else PANEL) * (high - low)
     ends = [float(line.points[-1][1]) for line in lines]
-    for line, height in zip(lines, svg.spread(ends, gap), strict=True):
+    for line, height in zip(lines, svg.spread(ends, gap, high=high), strict=True):
         axes.text(
             1.02,
             height,

@@ -120,11 +120,11 @@ def label_width(texts: Iterable[str]) -> float:
     return 0.12 + 0.092 * max(map(len, texts), default=0)
 
 
-def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Heights for labels at these values: in the same order, at least `gap` apart, moved as little as possible.
+def spread(values: Sequence[float], gap: float, *, high: float) -> list[float]:
+    """Heights for labels at these values: in the same order, at least `gap` apart, none above `high`.
 
     Least squares under the order (pool adjacent violators): labels too close for their heights form a block that keeps
-    its mean height.
+    its mean height. What would pass `high` is then pushed down.
     """
     order = sorted(range(len(values)), key=lambda index: values[index])
     blocks: list[list[float]] = []
@@ -135,6 +135,8 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
             blocks[-1] += last
     levels = [mean(block) for block in blocks for _ in block]
     heights = list(values)
-    for rank, index in enumerate(order):
-        heights[index] = levels[rank] + rank * gap
+    ceiling = high
+    for rank, index in reversed(list(enumerate(order))):
+        heights[index] = min(levels[rank] + rank * gap, ceiling)
+        ceiling = heights[index] - gap
     return heights

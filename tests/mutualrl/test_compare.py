@@ -248,7 +248,7 @@ def test_a_whole_comparison(config: Path, capsys: pytest.CaptureFixture[str]) ->
         ("sgt", "alpha", "sort"),
     ]
     assert (output_dir / "compare.png").read_bytes().startswith(b"\x89PNG")
-    assert "sgt: They taught each other, and nobody was hurt." in (output_dir / "report.html").read_text()
+    assert "With sgt, they taught each other, and nobody was hurt." in (output_dir / "report.html").read_text()
     assert "points above training alone" in (output_dir / "sgt-seed0" / "report.html").read_text()
     assert "reaches the required" in capsys.readouterr().out
     assert load_comparison(output_dir).rules == ("sgt", "isolated")

@@ -235,10 +235,10 @@ def test_points_keep_their_sign_and_hide_no_zero() -> None:
 
 
 def test_labels_keep_their_order_and_distance_and_stay_near() -> None:
-    assert spread([0.0, 1.0, 0.5], 0.1) == [0.0, 1.0, 0.5]
-    assert spread([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
-    crowded = spread([0.9, 0.91, 0.92, 0.1], 0.1)
-    assert crowded == pytest.approx([0.81, 0.91, 1.01, 0.1])
+    assert spread([0.0, 1.0, 0.5], 0.1, high=1.0) == [0.0, 1.0, 0.5]
+    assert spread([0.5, 0.5], 0.2, high=1.0) == pytest.approx([0.4, 0.6])
+    assert spread([0.8, 0.81, 0.82, 0.1], 0.1, high=1.0) == pytest.approx([0.71, 0.81, 0.91, 0.1])
+    assert spread([1.0, 0.95, 0.5], 0.2, high=1.0) == pytest.approx([1.0, 0.8, 0.5])
 
 
 def test_smoothing_keeps_constants_and_every_step() -> None:
