@@ -27,19 +27,18 @@ class View:
         agents: dict[str, AgentProgress],
         console: Console,
         *,
-        traffic: Traffic,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tail = tail
         self._agents = agents
         self._console = console
-        self._traffic = traffic
+        self.traffic = Traffic()
         self._clock = clock
         self._line_due_s = dict.fromkeys(agents, 0.0)
 
     def tell(self, line: str) -> None:
         """Print one line, above the table where there is one."""
-        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {escape(line)}", highlight=False)
+        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {escape(line)}", highlight=False, soft_wrap=True)
 
     async def show(self, done: asyncio.Event) -> None:
         """Redraw until `done` is set, and once more then. Cancelled, it leaves the terminal as it should be."""
@@ -62,7 +61,7 @@ class View:
                 continue
             warnings = agent.update(row)
             evaluated = any("/eval/" in key for key in row)
-            if lines and (evaluated or agent.step >= agent.total or self._clock() >= self._line_due_s[agent.name]):
+            if lines and (evaluated or self._clock() >= self._line_due_s[agent.name]):
                 self._line_due_s[agent.name] = self._clock() + LINE_EVERY_S
                 self.tell(describe(agent))
             for warning in warnings:
@@ -70,7 +69,7 @@ class View:
 
     def table(self) -> Table:
         """All agents, and what has crossed the exchange."""
-        table = Table(caption=self._traffic.describe() or None, caption_justify="left", expand=False)
+        table = Table(caption=self.traffic.describe() or None, caption_justify="left", expand=False)
         for column in ("agent", "step", "reward by task", "held out", "rescues", "hit rate", "tokens/s", "lag", "left"):
             table.add_column(column, justify="left" if column in ("agent", "reward by task", "held out") else "right")
         for agent in self._agents.values():

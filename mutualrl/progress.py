@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import msgspec
 
 Row = dict[str, str | float | int | None]
 
+HIT_RATE_ROWS = 20
 LOW_HIT_RATE = 0.3
 LOW_HIT_RATE_STEPS = 10
-EVALUATION_FALL = 0.1
+EVALUATION_FALL = 0.2
 
 _decoder = msgspec.json.Decoder(Row)
 
@@ -44,7 +46,10 @@ class MetricsTail:
 
 @dataclass(slots=True)
 class AgentProgress:
-    """One agent, as of its newest row. total: steps of the run. Values are None until a row has brought them."""
+    """One agent, as of its newest row. Values are None until a row has brought them.
+
+    total: steps of the run. hit_rate: share of prompts on which a peer was met, over the last rows. rescues: of all rows.
+    """
 
     name: str
     total: int
@@ -57,6 +62,7 @@ class AgentProgress:
     staleness: float | None = None
     step_time_s: float | None = None
     _best: dict[str, float] = field(default_factory=dict)
+    _meetings: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HIT_RATE_ROWS))
     _low_hit_rate_steps: int = 0
     _warned: set[str] = field(default_factory=set)
 
@@ -69,9 +75,7 @@ class AgentProgress:
         self.staleness = values.get("sample/staleness_mean", self.staleness)
         if (step_time_s := values.get("step_time")) is not None:
             self.step_time_s = step_time_s if self.step_time_s is None else 0.9 * self.step_time_s + 0.1 * step_time_s
-        hit_rates = [v for key, v in values.items() if key.startswith("peer/") and key.endswith("/hit_rate")]
-        if hit_rates:
-            self.hit_rate = sum(hit_rates) / len(hit_rates)
+        met_peers = self._meet(values)
         self.rewards |= {key.removeprefix("reward/"): v for key, v in values.items() if key.startswith("reward/")}
         evaluated = {
             key.removeprefix("eval/").removesuffix("/accuracy"): v
@@ -79,12 +83,22 @@ class AgentProgress:
             if key.startswith("eval/") and key.endswith("/accuracy")
         }
         self.accuracies |= evaluated
-        return [*self._judge_hit_rate(met_peers=bool(hit_rates)), *self._judge_evaluation(evaluated)]
+        return [*self._judge_hit_rate(met_peers=met_peers), *self._judge_evaluation(evaluated)]
 
     @property
     def left_s(self) -> float | None:
         """Seconds until the last step at the present pace."""
         return None if self.step_time_s is None else max(0, self.total - self.step) * self.step_time_s
+
+    def _meet(self, values: dict[str, float]) -> bool:
+        """Take in the row's hit rates, weighted by their prompts; whether it has any."""
+        rates = {key: rate for key, rate in values.items() if key.startswith("peer/") and key.endswith("/hit_rate")}
+        if not rates:
+            return False
+        prompts = {key: values.get(key.replace("/hit_rate", "/prompts"), 1.0) for key in rates}
+        self._meetings.append((sum(rates[key] * prompts[key] for key in rates), sum(prompts.values())))
+        self.hit_rate = sum(hits for hits, _ in self._meetings) / max(sum(count for _, count in self._meetings), 1.0)
+        return True
 
     def _judge_hit_rate(self, *, met_peers: bool) -> list[str]:
         low = met_peers and self.hit_rate is not None and self.hit_rate < LOW_HIT_RATE

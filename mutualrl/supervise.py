@@ -15,7 +15,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,8 @@ def role_command(run_dir: RunDir, role: str) -> list[str]:
 class Supervisor:
     """Owns every process of one run. Use one instance for one run; `run` may be called once, `interrupt` at any time.
 
-    tell: receives one line for each thing that a person should know. command: arguments of a role's process.
+    tell: receives one line for each thing that a person should know. before_hub: awaited when the agents have ended and
+    the hub is still there. command: arguments of a role's process.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Supervisor:
         manifest: Manifest,
         *,
         tell: Callable[[str], None],
+        before_hub: Callable[[], Awaitable[None]] | None = None,
         deadlines: Deadlines | None = None,
         command: Callable[[RunDir, str], list[str]] = role_command,
     ) -> None:
@@ -75,6 +77,7 @@ class Supervisor:
         self._run_dir = run_dir
         self._manifest = manifest
         self._tell = tell
+        self._before_hub = before_hub
         self._deadlines = deadlines or Deadlines(drain_s=run.step_timeout_s)
         self._command = command
         self._ends: dict[RoleProcess, asyncio.Task[int]] = {}
@@ -153,18 +156,21 @@ class Supervisor:
         self._stop.set()
 
     async def _end(self) -> None:
-        agents = [role for role in self._ends if role.name != HUB]
-        hubs = [role for role in self._ends if role.name == HUB]
-        for roles, patience_s in ((agents, self._deadlines.drain_s), (hubs, self._deadlines.leave_s)):
-            left = self._running(roles)
+        await self._end_roles([role for role in self._ends if role.name != HUB], self._deadlines.drain_s)
+        if self._before_hub is not None:
+            await self._before_hub()
+        await self._end_roles([role for role in self._ends if role.name == HUB], self._deadlines.leave_s)
+
+    async def _end_roles(self, roles: Iterable[RoleProcess], patience_s: float) -> None:
+        left = self._running(roles)
+        for role in left:
+            role.ask_to_stop()
+        left = await self._left_after(left, patience_s)
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for role in left:
-                role.ask_to_stop()
-            left = await self._left_after(left, patience_s)
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                for role in left:
-                    self._tell(f"{role.name} has not left; sending {number.name}")
-                    role.signal_group(number)
-                left = await self._left_after(left, self._deadlines.leave_s)
+                self._tell(f"{role.name} has not left; sending {number.name}")
+                role.signal_group(number)
+            left = await self._left_after(left, self._deadlines.leave_s)
 
     def _running(self, roles: Iterable[RoleProcess]) -> list[RoleProcess]:
         return [role for role in roles if not self._ends[role].done()]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from exchange.stats import HubStats
 
 ASK_EVERY_S = 1.0
+WELCOME_S = 30.0
 
 
 class Traffic:
@@ -39,17 +40,15 @@ class Traffic:
         return set() if self.stats is None else set(self.stats.workers)
 
 
-async def observe(
-    traffic: Traffic, *, endpoint: str, run_id: str, agents: set[str], tell: Callable[[str], None], welcome_s: float
-) -> None:
+async def observe(traffic: Traffic, endpoint: str, run_id: str, *, agents: set[str], tell: Callable[[str], None]) -> None:
     """Keep `traffic` up to date until the hub ends; tells once when all agents have joined.
 
-    Raises exchange.errors.ConnectError when no WELCOME came within `welcome_s`. Cancellation says good-bye to the hub.
+    Raises exchange.errors.ConnectError when no WELCOME came in time. Cancellation says good-bye to the hub.
     """
     import exchange
 
     announced = False
-    async with exchange.connect(endpoint, name="supervisor", run_id=run_id, observer=True, connect_timeout_s=welcome_s) as hub:
+    async with exchange.connect(endpoint, name="supervisor", run_id=run_id, observer=True, connect_timeout_s=WELCOME_S) as hub:
         while True:
             try:
                 traffic.stats = await hub.stats()

@@ -26,12 +26,12 @@ from mutualrl.plan import show_plan
 from mutualrl.progress import AgentProgress, MetricsTail
 from mutualrl.rundir import RunDir, fresh_path, new_run_dir
 from mutualrl.supervise import Outcome, Supervisor, role_command
-from mutualrl.traffic import Traffic, observe
+from mutualrl.traffic import observe
 from mutualrl.validate import validate
 
 Command = Callable[[RunDir, str], list[str]]
 
-WELCOME_S = 30.0
+LEAVE_HUB_S = 2.0
 
 
 def run_up(
@@ -81,35 +81,31 @@ async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str],
             versions=installed_versions(),
         )
         run_dir.write_manifest(manifest)
-        traffic = Traffic()
         progress = {name: AgentProgress(name=name, total=run.steps) for name in run.agents}
-        view = View(MetricsTail(run_dir.metrics), progress, console, traffic=traffic)
+        view = View(MetricsTail(run_dir.metrics), progress, console)
         view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}")
         for warning in warnings:
             view.tell(f"warning: {warning}")
-        supervisor = Supervisor(run, run_dir, manifest, tell=view.tell, command=command)
-        return await _supervise(supervisor, view, traffic, manifest, set(run.agents))
+        return await _supervise(run, run_dir, manifest, view, command)
 
 
-async def _supervise(supervisor: Supervisor, view: View, traffic: Traffic, manifest: Manifest, agents: set[str]) -> Outcome:
-    """The run, its view and its observer together; the view draws a last time when the run has ended."""
-    ended = asyncio.Event()
+async def _supervise(run: Run, run_dir: RunDir, manifest: Manifest, view: View, command: Command) -> Outcome:
+    """The run, its view and its observer together; the observer leaves before the hub, the view draws a last time."""
 
     async def watch_hub() -> None:
-        import exchange
+        from exchange.errors import ConnectError
 
         try:
-            await observe(
-                traffic,
-                endpoint=manifest.endpoint,
-                run_id=manifest.run_id,
-                agents=agents,
-                tell=view.tell,
-                welcome_s=WELCOME_S,
-            )
-        except exchange.ExchangeError as error:
+            await observe(view.traffic, manifest.endpoint, manifest.run_id, agents=set(run.agents), tell=view.tell)
+        except ConnectError as error:
             supervisor.fail(f"the hub did not answer: {error}")
 
+    async def leave_hub() -> None:
+        observer.cancel()
+        await asyncio.wait([observer], timeout=LEAVE_HUB_S)
+
+    ended = asyncio.Event()
+    supervisor = Supervisor(run, run_dir, manifest, tell=view.tell, before_hub=leave_hub, command=command)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(view.show(ended))
         observer = tasks.create_task(watch_hub())

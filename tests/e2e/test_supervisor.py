@@ -57,9 +57,14 @@ class Harness:
             self.dir,
             Manifest(run_id="r", name="n", status="starting", pid=0, started="", endpoint="ipc://unused"),
             tell=self.told.append,
+            before_hub=self.note_hub,
             deadlines=deadlines,
             command=lambda _, role: ["-c", scripts[role]],
         )
+
+    async def note_hub(self) -> None:
+        hub, *agents = self.dir.read_manifest().roles
+        self.told.append(f"before hub: {alive(hub.pid)}, {any(alive(agent.pid) for agent in agents)}")
 
     async def until_up(self, *roles: str) -> None:
         await eventually(lambda: all(self.dir.log(r).exists() and self.dir.log(r).read_text() for r in roles))
@@ -89,6 +94,7 @@ async def test_a_run_is_done_when_all_agents_are_and_the_hub_ends_last(tmp_path:
     harness = Harness(tmp_path, PATIENT, alpha=once_up(tmp_path, "hub"), beta=DONE)
     outcome = await harness.supervisor.run()
     assert (outcome.status, outcome.exit_code, outcome.failure) == ("done", 0, None)
+    assert harness.told[-1] == "before hub: True, False"
     assert harness.dir.log("hub").read_text() == "up\nsaved\n"
     manifest = harness.dir.read_manifest()
     assert (manifest.status, manifest.exit_code, manifest.pid) == ("done", 0, os.getpid())
