@@ -120,7 +120,14 @@ class Hub:
         self._gathers.forget(peer)
         self._members.silence(peer)
 
+    def attended(self) -> bool:
+        """Whether any worker is there who has not said Bye."""
+        now = self._clock()
+        members = map(self._members.of, self._members.peers())
+        return any(member is not None and self._members.state(member, now) != "gone" for member in members)
+
     def close(self) -> list[Outgoing]:
+        """A farewell to every worker."""
         return [Outgoing(peer=peer, message=Closing()) for peer in self._members.peers()]
 
     def stats(self) -> HubStats:

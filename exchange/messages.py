@@ -200,7 +200,7 @@ class Unknown(Wire, frozen=True, kw_only=True, tag="unknown"):
 
 
 class Closing(Wire, frozen=True, kw_only=True, tag="closing"):
-    """Hub to all members as it ends."""
+    """Hub to all members as it ends; they answer Bye."""
 
 
 ToHub = Hello | Publish | Gather | Ping | AskStats | Bye

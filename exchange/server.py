@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from exchange.config import HubConfig
 from exchange.endpoints import check_endpoint, claim
@@ -18,6 +19,8 @@ __all__ = ["serve"]
 
 # Under a flood the socket is always readable; other tasks of the loop get a turn after so many messages.
 MESSAGES_PER_TURN = 32
+# How long an ending hub waits for workers to take their leave.
+FAREWELL_S = 0.5
 # Cursors begin at the wall clock, so those of a restarted hub are higher: it stores fewer than 2^20 records in a ms.
 CURSOR_BITS_PER_MS = 20
 
@@ -43,9 +46,10 @@ async def serve(
             if on_ready is not None:
                 on_ready(real_endpoint)
             await _read_until(stop, channel, service)
+            await _part(channel, service)
         finally:
             service.close()
-            channel.close(farewell=True)
+            channel.close()
         return hub.stats()
 
 
@@ -60,6 +64,17 @@ async def _read_until(stop: asyncio.Event, channel: Channel, service: HubService
         await asyncio.wait((reader, stopped))
     if not reader.cancelled():
         reader.result()
+
+
+async def _part(channel: Channel, service: HubService) -> None:
+    """Tell the workers that the hub ends, and read until each has said Bye: a message that arrives together with the
+    end of its connection is lost to who has not read it."""
+    service.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FAREWELL_S):
+            while service.hub.attended():
+                peer, *frames = await channel.receive()
+                service.receive(bytes(peer), frames)
 
 
 async def _read(channel: Channel, service: HubService) -> None:

@@ -200,6 +200,7 @@ class Session:
                 if self._joined:
                     self._rejoin()
             case Closing():
+                self._outbox.put_nowait(encode_message(Bye()))
                 self._fail(HubLostError(f"the hub at {self._endpoint!r} has ended"))
             case _:
                 if isinstance(message, Rows):

@@ -31,8 +31,6 @@ HEARTBEAT_TIMEOUT_MS = 6_000
 HANDSHAKE_MS = 5_000
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 FRAME_SLACK_BYTES = 64 << 10
-# How long a closing hub lets its farewell travel.
-FAREWELL_MS = 200
 
 
 class Channel:
@@ -64,9 +62,9 @@ class Channel:
             raise error
         return True
 
-    def close(self, *, farewell: bool = False) -> None:
-        """Close the socket and its context; with `farewell` unsent messages get a moment."""
-        self.socket.close(FAREWELL_MS if farewell else 0)
+    def close(self) -> None:
+        """Close the socket and its context at once."""
+        self.socket.close()
         self._context.term()
 
 

@@ -133,7 +133,7 @@ def test_records_in_any_order_are_taken_exactly_once(order: list[int], again: li
         answer = accepted(driver.publish(rewards_of("alpha", seq, "p"), seq=seq))
         assert answer.seq == seq
     gathered = driver.ask("beta", gather())
-    assert len(rows(answer)) == 12
+    assert len(rows(gathered)) == 12
     stats = driver.hub.stats().workers[AgentName("alpha")]
     assert stats.duplicates == len(again)
     assert stats.published == sum(stats.accepted.values()) + stats.duplicates

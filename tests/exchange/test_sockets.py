@@ -1,0 +1,81 @@
+"""The socket factory sets every option that matters, and is the only place where sockets are made."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from exchange.sockets import bind_channel, connect_channel
+from exchange.wire import MAX_RECORD_BYTES
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = sorted((ROOT / "exchange").rglob("*.py"))
+
+
+async def test_every_socket_has_the_options_that_keep_it_honest() -> None:
+    router, endpoint = bind_channel("tcp://127.0.0.1:0", credit_messages=64)
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=64)
+    try:
+        for channel in (router, dealer):
+
+            def get(option: int, socket: zmq.asyncio.Socket = channel.socket) -> int:
+                return int(socket.getsockopt(option))
+
+            assert get(zmq.LINGER) == 0
+            assert get(zmq.IMMEDIATE) == 1
+            assert 64 < get(zmq.SNDHWM) == get(zmq.RCVHWM)
+            assert get(zmq.MAXMSGSIZE) >= MAX_RECORD_BYTES
+            assert 0 < get(zmq.HEARTBEAT_IVL) < get(zmq.HEARTBEAT_TIMEOUT)
+            assert get(zmq.HANDSHAKE_IVL) > 0
+            assert get(zmq.TCP_KEEPALIVE) == 1
+            assert get(zmq.IPV6) == 0
+        assert dealer.socket.getsockopt(zmq.ROUTING_ID) == b"\1worker"
+        assert not router.send_now(b"nobody", [b"x"]), "a message to nobody is an answer, not a loss and not an error"
+    finally:
+        dealer.close()
+        router.close()
+
+
+async def test_leaving_with_unsent_messages_does_not_hang() -> None:
+    router, endpoint = bind_channel("tcp://127.0.0.1:0", credit_messages=4)
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=4)
+    for _ in range(8):
+        await dealer.send([b"x" * 100_000])
+    router.close()
+    dealer.close()
+
+
+async def test_ipv6_is_on_where_the_address_asks_for_it() -> None:
+    try:
+        router, endpoint = bind_channel("tcp://[::1]:0", credit_messages=4)
+    except Exception as error:
+        pytest.skip(f"no IPv6 loopback here: {error}")
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=4)
+    await dealer.send([b"over", b"six"])
+    assert [bytes(frame) for frame in await router.receive()] == [b"\1worker", b"over", b"six"]
+    dealer.close()
+    router.close()
+
+
+def test_contexts_and_sockets_are_made_in_one_place() -> None:
+    makers = {
+        path.name
+        for path in PACKAGE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("Context", "socket", "setsockopt")
+    }
+    assert makers == {"sockets.py"}
+
+
+def test_nothing_that_runs_foreign_bytes_is_near_the_bus() -> None:
+    forbidden = re.compile(r"\b(pickle|cloudpickle|dill|marshal|recv_pyobj|send_pyobj|allow_pickle|eval|exec)\b")
+    assert [path.name for path in PACKAGE if forbidden.search(path.read_text())] == []
+
+
+def test_the_library_is_new_enough() -> None:
+    assert zmq.zmq_version_info() >= (4, 3, 5)
