@@ -40,9 +40,9 @@ class Definition:
         definition = cls(msgspec.json.decode(tokenizer.to_str()))
         model = definition.tree["model"]
         marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
-        if model["type"] == "WordPiece" or marks:
+        if marks:
             raise TableError(
-                f"tokens that mark word pieces ({', '.join(marks) or 'WordPiece'}) leave out the spaces between "
+                f"tokens that mark word pieces ({', '.join(marks)}) leave out the spaces between "
                 f"words and have no bytes of their own, got model.type={model['type']!r}; use a byte-level, "
                 f"SentencePiece, character or unigram tokenizer"
             )
@@ -123,7 +123,6 @@ class Definition:
             "added_tokens": [],
             "normalizer": _without_prefix(self.tree["normalizer"]),
             "pre_tokenizer": _without_prefix(self.tree["pre_tokenizer"]),
-            "post_processor": None,
             "truncation": None,
             "padding": None,
             "model": self._model_without_specials(),

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from tokenalign import Encoder, TableError, TokenKind, TokenTable
 from tokenalign.errors import TranslationError
+from tokenalign.table import byte_stand_ins
 from tokenalign.testing import (
     EOS_ID,
     THINK,
@@ -92,6 +93,19 @@ def test_bytes_of_every_kind_of_piece() -> None:
         assert (table.bytes_of([token_id]), table.kind(token_id)) == (spelled, kind), piece
 
 
+def test_byte_pieces_are_bytes_even_where_no_text_becomes_them() -> None:
+    tokenizer = spm_bpe_tokenizer(byte_fallback=False)
+    assert TokenTable.from_tokenizer(tokenizer).bytes_of([id_of(tokenizer, "<0x0A>")]) == b"\n"
+
+
+def test_the_unknown_token_spells_nothing_though_no_one_called_it_special() -> None:
+    by_name = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    by_id = Tokenizer(models.Unigram([("a", -1.0), ("?", 0.0)], 1, False))
+    for tokenizer in (by_name, by_id):
+        table = TokenTable.from_tokenizer(tokenizer)
+        assert (table.kind(1), table.bytes_of([0, 1])) == (TokenKind.SPECIAL, b"a")
+
+
 def test_added_space_runs_are_spaces() -> None:
     tokenizer = spm_bpe_tokenizer()
     tokenizer.add_tokens([AddedToken("▁▁▁")])
@@ -164,6 +178,9 @@ def test_only_a_full_byte_alphabet_without_normaliser_is_lossless() -> None:
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     assert not TokenTable.from_tokenizer(dropping).lossless
+    words = Tokenizer(models.WordLevel(byte_stand_ins(), unk_token=chr(0xC0)))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert not TokenTable.from_tokenizer(words).lossless
 
 
 @pytest.mark.parametrize("byte, lossless", [("A", False), ("ÿ", True)])
