@@ -30,9 +30,7 @@ OverridesArgument = Annotated[
 def up(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the resolved config and the plan; start nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the plan; start nothing.")] = False,
     run_name: Annotated[str | None, typer.Option("--run-name", help="Name of the run, instead of the file's.")] = None,
     output_dir: Annotated[
         Path | None,
@@ -68,9 +66,9 @@ def compare(
     overrides: OverridesArgument = None,
     rules: Annotated[str, typer.Option(help="Sharing rules, separated by commas.")] = "sgt,isolated",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", help="Finished pairs of rule and seed in it are kept.")
-    ] = Path("runs/compare"),
+    output_dir: Annotated[Path, typer.Option("--output-dir", help="Finished pairs of rule and seed in it are kept.")] = Path(
+        "runs/compare"
+    ),
     require_gain: Annotated[
         float | None, typer.Option(help="Exit with 1 if the mean gain on peers' skills is below this.")
     ] = None,

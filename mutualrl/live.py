@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -69,7 +70,7 @@ class View:
 
     def table(self) -> Table:
         """All agents, and what has crossed the exchange."""
-        table = Table(caption=self.traffic.describe() or None, caption_justify="left", expand=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=self.traffic.describe() or None, caption_justify="left")
         for column in ("agent", "step", "reward by task", "held out", "rescues", "hit rate", "tokens/s", "lag", "left"):
             table.add_column(column, justify="left" if column in ("agent", "reward by task", "held out") else "right")
         for agent in self._agents.values():

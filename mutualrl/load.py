@@ -33,9 +33,7 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> Table:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"no such run file, got path={str(path)!r}; `mutualrl init` writes one to start from"
-        ) from None
+        raise ConfigError(f"no such run file, got path={str(path)!r}; `mutualrl init` writes one to start from") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -104,9 +102,7 @@ def _insert(tables: Table, keys: list[str], value: Any, override: str) -> None:
     for parent in parents:
         tables = tables.setdefault(parent, {})
         if not isinstance(tables, dict):
-            raise ConfigError(
-                f"{parent!r} is set to a value by one override and to a table by another, got {override!r}"
-            )
+            raise ConfigError(f"{parent!r} is set to a value by one override and to a table by another, got {override!r}")
     tables[last] = value
 
 

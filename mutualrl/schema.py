@@ -39,11 +39,7 @@ def check(value: object, expected: Any, path: tuple[str, ...] = ()) -> list[Prob
     structs = [option for option in _options(expected) if _is_struct(option)]
     if structs and isinstance(value, Mapping):
         return _check_struct(value, structs, path)
-    if (
-        isinstance(value, list)
-        and get_origin(expected) is tuple
-        and any(map(_is_struct, _options(get_args(expected)[0])))
-    ):
+    if isinstance(value, list) and get_origin(expected) is tuple and any(map(_is_struct, _options(get_args(expected)[0]))):
         item = get_args(expected)[0]
         return [problem for index, row in enumerate(value) for problem in check(row, item, (*path, str(index)))]
     if isinstance(value, Mapping) and get_origin(expected) is dict:
@@ -60,9 +56,7 @@ def _is_struct(expected: Any) -> bool:
     return isinstance(expected, type) and issubclass(expected, msgspec.Struct)
 
 
-def _check_struct(
-    table: Mapping[str, object], structs: list[type[msgspec.Struct]], path: tuple[str, ...]
-) -> list[Problem]:
+def _check_struct(table: Mapping[str, object], structs: list[type[msgspec.Struct]], path: tuple[str, ...]) -> list[Problem]:
     tag_field = structs[0].__struct_config__.tag_field
     chosen = structs[0]
     if len(structs) > 1 and tag_field is not None:
@@ -108,9 +102,7 @@ def _check_leaf(value: object, expected: Any, path: tuple[str, ...]) -> list[Pro
         msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
         name = path[-1] if path else "value"
-        choices = [
-            choice for option in _options(expected) if get_origin(option) is Literal for choice in get_args(option)
-        ]
+        choices = [choice for option in _options(expected) if get_origin(option) is Literal for choice in get_args(option)]
         if choices and isinstance(value, str):
             return [Problem(path, f"must be one of {', '.join(map(str, choices))}, got {name}={value!r}")]
         return [Problem(path, f"{_AT.sub('', str(error)).replace('`', '')}, got {name}={value!r}")]

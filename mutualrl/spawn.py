@@ -61,9 +61,7 @@ class RoleProcess:
             os.killpg(self.pid, number)
 
 
-async def spawn(
-    name: str, command: Sequence[str], *, log: Path, death_pipe: DeathPipe, threads: int = 1
-) -> RoleProcess:
+async def spawn(name: str, command: Sequence[str], *, log: Path, death_pipe: DeathPipe, threads: int = 1) -> RoleProcess:
     """Start `python COMMAND --death-fd N [--supervisor-pid P]` as the role `name`.
 
     Call it from the main thread where that is possible: only then can the role let the kernel tell it of this process's

@@ -86,7 +86,10 @@ async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str],
         view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}")
         for warning in warnings:
             view.tell(f"warning: {warning}")
-        return await _supervise(run, run_dir, manifest, view, command)
+        outcome = await _supervise(run, run_dir, manifest, view, command)
+        if crossed := view.traffic.describe():
+            view.tell(crossed)
+        return outcome
 
 
 async def _supervise(run: Run, run_dir: RunDir, manifest: Manifest, view: View, command: Command) -> Outcome:
@@ -119,7 +122,9 @@ async def _supervise(run: Run, run_dir: RunDir, manifest: Manifest, view: View, 
 def _close(outcome: Outcome, run_dir: RunDir, console: Console) -> None:
     if outcome.failure is not None:
         console.print(outcome.failure, style="red", markup=False, highlight=False, soft_wrap=True)
-    if run_dir.evals.exists():
+    if outcome.status == "stopped":
+        console.print(f"for a report: mutualrl report {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
+    elif run_dir.evals.exists():
         from mutualrl.report import write_report
 
         console.print(f"report: {write_report(run_dir.path)}", markup=False, highlight=False, soft_wrap=True)
