@@ -6,14 +6,21 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.rewards.rewards import Rewards
-from agents.samplers.hf import HFSampler
 from agents.tasks.load import TaskData
+from agents.types import Completion, Prompt
 from exchange.types import PromptId
+
+
+class GreedySampler(Protocol):
+    """Decodes one likeliest completion per prompt, in order."""
+
+    def greedy(self, prompts: Sequence[Prompt], batch_size: int) -> list[Completion]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,7 @@ class TaskScore:
 
 
 async def evaluate(
-    sampler: HFSampler,
+    sampler: GreedySampler,
     tasks: Sequence[TaskData],
     rewards: Rewards,
     *,

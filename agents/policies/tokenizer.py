@@ -58,7 +58,7 @@ class PolicyTokenizer:
         self.table = TokenTable.from_tokenizer(backend, vocab_size=vocab_size)
         self.fingerprint = self.table.fingerprint
         self._control_tokens = tuple(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
-        self._adds_bos = self._prompt_starts_with_bos()
+        self._adds_bos = self._puts_bos_before_text()
         own_eos = tokenizer.eos_token_id
         ends = {int(token_id) for token_id in more_eos_ids} | ({own_eos} if own_eos is not None else set())
         template_eos = self._end_of_answer()
@@ -95,11 +95,10 @@ class PolicyTokenizer:
         else:
             ids = self._backend.encode(self._as_text(messages), add_special_tokens=False).ids
         bos = self.hf.bos_token_id
-        if bos is not None:
+        if self._adds_bos or ids[:1] == [bos]:
             while ids[:1] == [bos]:
                 ids = ids[1:]
-            if self._adds_bos:
-                ids = [bos, *ids]
+            ids = [bos, *ids]
         rendered = np.asarray(ids, dtype=np.int32)
         rendered.setflags(write=False)
         return rendered
@@ -132,13 +131,11 @@ class PolicyTokenizer:
         conversation: Any = [{"role": message.role, "content": message.content} for message in messages]
         return str(self.hf.apply_chat_template(conversation, tokenize=False, add_generation_prompt=add_generation_prompt))
 
-    def _prompt_starts_with_bos(self) -> bool:
+    def _puts_bos_before_text(self) -> bool:
+        """Whether the tokenizer itself begins a plain text so; a chat template writes what it wants."""
         bos = self.hf.bos_token_id
-        if bos is None:
+        if bos is None or (self._prompt_format == "auto" and self.hf.chat_template):
             return False
-        if self._prompt_format == "auto" and self.hf.chat_template:
-            text = self._apply_template([Message(role="user", content="x")], add_generation_prompt=True)
-            return bool(self._backend.encode(text, add_special_tokens=False).ids[:1] == [bos])
         return bool(self.hf("x")["input_ids"][:1] == [bos])
 
     def _end_of_answer(self) -> int | None:

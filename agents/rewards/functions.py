@@ -69,7 +69,11 @@ def find_reward(reference: str | RewardCallable) -> RewardFunction:
     named: set[str] = set()
     requires = []
     takes_any = False
-    for parameter in inspect.signature(call).parameters.values():
+    try:
+        signature = inspect.signature(call)
+    except ValueError as error:
+        raise RewardError(f"the signature of reward {name!r} cannot be read: {error}; wrap it in a function") from error
+    for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
         elif parameter.kind is parameter.POSITIONAL_ONLY:

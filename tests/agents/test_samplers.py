@@ -1,0 +1,226 @@
+"""The sampler: what it returns is what the model says, whatever batch it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+import torch
+
+from agents.config import Sampling, TinyPolicy
+from agents.errors import PolicyError
+from agents.policies.policy import Policy, build_policy
+from agents.samplers import decode as decode_module
+from agents.samplers.distribution import draw_tokens, sampling_log_probs
+from agents.samplers.hf import HFSampler
+from agents.types import Completion, Group, Prompt
+from exchange.types import Message, PromptId, Version
+
+VERSION = Version(0, 0)
+TEXTS = ("reverse abc:", "sort fed:", "x:", "swap green moon:")
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt(id=PromptId(text), task="t", messages=(Message(role="user", content=text),), columns={})
+
+
+PROMPTS = [prompt(text) for text in TEXTS]
+
+
+def build(arch: Literal["llama", "gpt_neox"], tokenizer: Literal["byte_bpe", "char"], spread: float = 8.0) -> Policy:
+    """A random model with logits far enough apart to make tokens differ, some of them end tokens."""
+    config = TinyPolicy(arch=arch, tokenizer=tokenizer, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    policy = build_policy(config, seed=0, device="cpu", dtype="float32", threads=1)
+    with torch.no_grad():
+        head = policy.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+        head.mul_(spread)
+    return policy
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt_neox"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return build(request.param, "byte_bpe" if request.param == "llama" else "char")
+
+
+def frequent_ends(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make half of the vocabulary end tokens, so that rows end at different lengths."""
+    monkeypatch.setattr(policy.tokenizer, "eos_ids", frozenset(range(0, len(policy.tokenizer.table), 2)))
+
+
+def recomputed(policy: Policy, prompt_ids: np.ndarray[Any, Any], completion: Completion, temperature: float) -> Any:
+    """Log-probs of one completion by one full forward pass without cache, padding or batch."""
+    ids = torch.from_numpy(np.concatenate([prompt_ids, completion.ids]).astype(np.int64))
+    logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, len(prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1)[range(len(completion.ids)), completion.ids].detach().numpy()
+
+
+def flat(groups: Sequence[Group]) -> list[tuple[list[int], list[float]]]:
+    return [(c.ids.tolist(), c.logprobs.tolist()) for group in groups for c in group.completions]
+
+
+def test_greedy_logprobs_are_those_of_a_full_forward(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    frequent_ends(policy, monkeypatch)
+    sampler = HFSampler(policy, Sampling(max_completion_length=8, temperature=0.5))
+    for asked, completion in zip(PROMPTS, sampler.greedy(PROMPTS, 3), strict=True):
+        rendered = policy.tokenizer.render(asked.messages)
+        npt.assert_allclose(completion.logprobs, recomputed(policy, rendered, completion, 1.0), atol=1e-4)
+
+
+def test_sampled_logprobs_are_those_of_a_full_forward(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    frequent_ends(policy, monkeypatch)
+    sampler = HFSampler(policy, Sampling(max_completion_length=8, temperature=1.5))
+    groups = sampler.sample(PROMPTS, num_generations=5, step=3, version=VERSION, seed=1)
+    lengths = {len(c.ids) for group in groups for c in group.completions}
+    assert len(lengths) > 2, "rows must end at different lengths for this test to mean anything"
+    for group in groups:
+        assert len(group.completions) == 5
+        assert (group.step, group.version) == (3, VERSION)
+        for completion in group.completions:
+            expected = recomputed(policy, group.prompt_ids, completion, 1.5)
+            npt.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+def test_a_completion_is_consistent(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    frequent_ends(policy, monkeypatch)
+    ends = policy.tokenizer.eos_ids
+    for group in HFSampler(policy, Sampling(max_completion_length=4)).sample(
+        PROMPTS, num_generations=6, step=0, version=VERSION, seed=0
+    ):
+        for c in group.completions:
+            assert len(c.ids) == len(c.logprobs) == len(c.ends)
+            assert c.ends[-1] == len(c.text)
+            assert c.text == policy.tokenizer.decode_bytes(c.ids)
+            assert not set(c.ids[:-1].tolist()) & ends
+            assert c.finished == c.has_eos == (int(c.ids[-1]) in ends)
+            assert c.finished or len(c.ids) == 4
+
+
+def test_a_batch_changes_nothing(policy: Policy) -> None:
+    sampler = HFSampler(policy, Sampling(max_completion_length=6))
+    together = sampler.greedy(PROMPTS, 4)
+    for asked, completion in zip(PROMPTS, together, strict=True):
+        (alone,) = sampler.greedy([asked], 1)
+        assert alone.ids.tolist() == completion.ids.tolist()
+        npt.assert_allclose(alone.logprobs, completion.logprobs, atol=1e-4)
+
+
+def test_dropping_finished_rows_changes_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    frequent_ends(policy, monkeypatch)
+    sampler = HFSampler(policy, Sampling(max_completion_length=10))
+    drawn = []
+    for compact_below in (0.0, 1.0):
+        monkeypatch.setattr(decode_module, "COMPACT_BELOW", compact_below)
+        drawn.append(flat(sampler.sample(PROMPTS, num_generations=6, step=0, version=VERSION, seed=0)))
+    assert [ids for ids, _ in drawn[0]] == [ids for ids, _ in drawn[1]]
+    for (_, kept), (_, dropped) in zip(*drawn, strict=True):
+        npt.assert_allclose(kept, dropped, atol=1e-4)
+
+
+def test_a_pad_id_equal_to_the_end_id_changes_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = HFSampler(policy, Sampling(max_completion_length=6))
+    with_pad = flat(sampler.sample(PROMPTS, num_generations=3, step=0, version=VERSION, seed=0))
+    monkeypatch.setattr(policy.tokenizer, "pad_id", policy.tokenizer.eos_id)
+    assert flat(sampler.sample(PROMPTS, num_generations=3, step=0, version=VERSION, seed=0)) == with_pad
+
+
+def test_draws_are_fixed_by_seed_and_step(policy: Policy) -> None:
+    sampler = HFSampler(policy, Sampling(max_completion_length=6))
+
+    def draw(seed: int, step: int) -> list[tuple[list[int], list[float]]]:
+        torch.rand(3)
+        return flat(sampler.sample(PROMPTS, num_generations=3, step=step, version=VERSION, seed=seed))
+
+    assert draw(0, 0) == draw(0, 0)
+    assert draw(0, 0) != draw(0, 1)
+    assert draw(0, 0) != draw(1, 0)
+
+
+def test_own_ids_are_never_encoded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = HFSampler(policy, Sampling(max_completion_length=6, stop=("zz",)))
+    sampler.preflight(PROMPTS)
+
+    class Poisoned:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"a tokenizer was asked for {name}")
+
+    for name in ("encoder", "hf", "_backend"):
+        monkeypatch.setattr(policy.tokenizer, name, Poisoned())
+    assert len(sampler.sample(PROMPTS, num_generations=2, step=0, version=VERSION, seed=0)) == 4
+    assert len(sampler.greedy(PROMPTS, 2)) == 4
+    with pytest.raises(AssertionError, match="a tokenizer was asked for"):
+        policy.tokenizer.encode(b"x")
+
+
+def test_a_stop_string_ends_a_row_across_tokens() -> None:
+    policy = build("gpt_neox", "char")
+    free = HFSampler(policy, Sampling(max_completion_length=12))
+    texts = [c.text for g in free.sample(PROMPTS, num_generations=4, step=0, version=VERSION, seed=0) for c in g.completions]
+    long = max(texts, key=len)
+    stop = long[2:5].decode()
+    assert len(stop) == 3
+    halted = HFSampler(policy, Sampling(max_completion_length=12, stop=("never met", stop)))
+    groups = halted.sample(PROMPTS, num_generations=4, step=0, version=VERSION, seed=0)
+    for text, completion in zip(texts, [c for g in groups for c in g.completions], strict=True):
+        place = text.find(stop.encode())
+        assert completion.text == (text if place < 0 else text[: place + 3])
+        if place >= 0:
+            assert completion.finished
+            assert not completion.has_eos
+
+
+def test_a_prompt_beyond_the_context_is_named_before_sampling(policy: Policy) -> None:
+    sampler = HFSampler(policy, Sampling(max_completion_length=40))
+    sampler.preflight(PROMPTS)
+    long = prompt("reverse " + "q" * 40 + ":")
+    with pytest.raises(
+        PolicyError, match=r"prompt reverse q+: of task 't' has \d+ tokens, allowed are 1 to 24: max_context=64"
+    ):
+        sampler.preflight([*PROMPTS, long])
+
+
+def test_eval_mode_is_left_as_it_was(policy: Policy) -> None:
+    policy.model.train()
+    HFSampler(policy, Sampling(max_completion_length=2)).greedy(PROMPTS, 4)
+    assert policy.model.training
+    policy.model.train(False)
+    assert all(parameter.grad is None for parameter in policy.model.parameters())
+
+
+def test_no_prompts() -> None:
+    sampler = HFSampler(build("llama", "byte_bpe"), Sampling())
+    assert sampler.sample([], num_generations=2, step=0, version=VERSION, seed=0) == []
+    assert sampler.greedy([], 4) == []
+
+
+def test_the_sampling_distribution_by_hand() -> None:
+    # probabilities 0.5, 0.25, 0.125, 0.125
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+
+    def probabilities(**options: Any) -> list[float]:
+        return [round(p, 5) for p in sampling_log_probs(logits, Sampling(**options)).exp()[0].tolist()]
+
+    assert probabilities() == [0.5, 0.25, 0.125, 0.125]
+    # squares 16/64, 4/64, 1/64, 1/64 over their sum 22/64
+    assert probabilities(temperature=0.5) == [round(16 / 22, 5), round(4 / 22, 5), round(1 / 22, 5), round(1 / 22, 5)]
+    assert probabilities(top_k=1) == [1, 0, 0, 0]
+    assert probabilities(top_k=2) == [round(2 / 3, 5), round(1 / 3, 5), 0, 0]
+    # 0.5 does not hold 0.6 of the mass, 0.5 + 0.25 does
+    assert probabilities(top_p=0.6) == [round(2 / 3, 5), round(1 / 3, 5), 0, 0]
+    assert probabilities(top_p=0.5) == [1, 0, 0, 0]
+    # of the two likeliest, renormalised to 2/3 and 1/3, the first holds 0.6
+    assert probabilities(top_k=2, top_p=0.6) == [1, 0, 0, 0]
+    assert probabilities(top_k=9) == [0.5, 0.25, 0.125, 0.125]
+
+
+def test_draws_follow_the_distribution() -> None:
+    # 1000 evenly spaced numbers give each token its share of them, and one of probability 0 none
+    probs = torch.tensor([0.3, 0.0, 0.45, 0.25, 0.0])
+    uniforms = torch.arange(1000, dtype=torch.float64) / 1000
+    tokens = draw_tokens(probs.log().expand(1000, 5), uniforms)
+    assert torch.bincount(tokens, minlength=5).tolist() == pytest.approx([300, 0, 450, 250, 0], abs=1)
+    last = torch.tensor([1 - 2**-53], dtype=torch.float64)
+    assert draw_tokens(probs.log()[None], last).tolist() == [3]
+    assert draw_tokens(torch.tensor([[0.0, 0.4, 0.6]]).log(), torch.zeros(1)).tolist() == [1]
