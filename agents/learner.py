@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import NonFiniteError, ObjectiveError
-from agents.microbatch import MicroBatch, collate, completion_logits, mean_entropy, split, token_logprobs
+from agents.microbatch import MicroBatch, collate, completion_logits, split, token_logprobs
 from agents.objectives.component import Component, LogProbs
 from agents.optimizer import MasterAdamW
 from agents.rows import Row, Stream
@@ -73,7 +73,8 @@ class Learner:
     def step(self, rows: Sequence[Row], *, prompts: int) -> dict[str, float]:
         """Train on `rows` of a step of `prompts` prompts; returns metrics under TRL's names.
 
-        Every stream must have a component that reads it. No rows: nothing is changed, and `skipped_steps` is 1. A
+        Every stream must have a component that reads it. No row that a component reads (every group of equal rewards,
+        say): nothing is changed, and `skipped_steps` is 1. A
         non-finite loss or gradient: the update is left out, counted as `non_finite`, and NonFiniteError ends the run after
         MAX_NON_FINITE_STEPS in a row.
         """
@@ -82,9 +83,10 @@ class Learner:
         orphans = {stream for stream, present in by_stream.items() if present} - {each.stream for each in self._components}
         if orphans:
             raise ObjectiveError(f"no loss component reads the rows of stream {', '.join(sorted(orphans))}")
-        if not rows:
+        live = {stream: self._live(stream, present) for stream, present in by_stream.items()}
+        if not any(live.values()):
             return {"skipped_steps": 1.0, "learn_time": time.perf_counter() - started}
-        planned = {stream: self._plan(present) for stream, present in by_stream.items() if present}
+        planned = {stream: self._plan(present) for stream, present in live.items() if present}
         stats: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         metrics: dict[str, float] = {"non_finite": 0.0}
         for _ in range(self._settings.num_iterations):
@@ -106,6 +108,11 @@ class Learner:
                 f"gradients were not finite in {self._non_finite} updates in a row (last loss {loss}); "
                 "lower learning_rate, or look for a reward that is not finite"
             )
+
+    def _live(self, stream: Stream, rows: Sequence[Row]) -> list[Row]:
+        """The rows of a stream that some component reads; the others count in denominators only."""
+        active = [each for each in self._components if each.stream is stream]
+        return [row for row in rows if any(each.reads(row) for each in active)]
 
     def _plan(self, rows: Sequence[Row]) -> list[_Planned]:
         """Microbatches of one stream, with old log-probs only where more than one update will be made on them."""
@@ -146,10 +153,6 @@ class Learner:
                     for name, (value, count) in term.stats.items():
                         stats[name][0] += value
                         stats[name][1] += count
-                if stream is Stream.OWN:
-                    entropy, count = mean_entropy(logits.detach(), item.batch)
-                    stats["entropy"][0] += entropy
-                    stats["entropy"][1] += count
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
         return total

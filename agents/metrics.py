@@ -29,6 +29,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": float((~finished).mean()),
         "num_tokens": float(lengths.sum()),
+        # At its own samples a policy's mean -log p is an unbiased estimate of its entropy, and costs nothing.
+        "entropy": float(-np.concatenate([completion.logprobs for completion in completions]).mean()),
     }
     if finished.any():
         metrics["completions/mean_terminated_length"] = float(lengths[finished].mean())

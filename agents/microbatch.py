@@ -107,11 +107,3 @@ def token_logprobs(logits: Tensor, batch: MicroBatch) -> Tensor:
     """Log-probs [B, T] of the completion tokens, 0 where padded."""
     chosen = logits.gather(-1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
     return (chosen - torch.logsumexp(logits, dim=-1)).masked_fill(~batch.mask, 0.0)
-
-
-@torch.no_grad()
-def mean_entropy(logits: Tensor, batch: MicroBatch) -> tuple[float, int]:
-    """Sum over completion tokens of the predictive entropy in nats, and the number of tokens."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    entropy_BT = -(logprobs.exp() * logprobs).sum(-1)
-    return float(entropy_BT[batch.mask].sum()), int(batch.mask.sum())

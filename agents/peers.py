@@ -92,7 +92,7 @@ class PeerFeed:
         for row in rows:
             lag = self._lag(row)
             if isinstance(row.experience, PromptExperience) and self._within_lag(lag):
-                experience[row.experience.prompt_id].append(row.experience)  # type: ignore[arg-type]
+                experience[row.experience.prompt_id].append(row.experience)
                 lags.append(lag)
         metrics = {"peer/rows": float(len(lags))}
         if lags:

@@ -43,6 +43,10 @@ class Component(Protocol):
     stream: Stream
     needs_ref: bool
 
+    def reads(self, row: Row) -> bool:
+        """Whether a row of the stream can change the numerator; a row that no component reads is never forwarded."""
+        ...
+
     def denominator(self, rows: Sequence[Row], prompts: int) -> float:
         """What the numerators of all microbatches are divided by; `rows` are this stream's, `prompts` the step's count."""
         ...

@@ -11,7 +11,8 @@ Denominators over the whole step (`loss_type`): grpo, the number of rows, each r
 `max_completion_length`; dapo and bnpo, all completion tokens. Deviation: TRL's bnpo counts the tokens of one microbatch;
 here no split may change the loss, which makes it dapo.
 
-A group of equal rewards has advantage 0: its rows add nothing to the numerator and are counted by the denominator.
+A group of equal rewards has advantage 0: its rows add nothing to the numerator, so they are not even forwarded, and are
+counted by the denominator (as in TRL: more dead groups make the step of the live ones smaller).
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class GRPOSurrogate:
     def __init__(self, objective: Objective, max_completion_length: int) -> None:
         self._objective = objective
         self._max_completion_length = max_completion_length
+
+    def reads(self, row: Row) -> bool:
+        return row.advantage != 0.0
 
     def denominator(self, rows: Sequence[Row], prompts: int) -> float:
         return step_denominator(self._objective.loss_type, rows, self._max_completion_length)

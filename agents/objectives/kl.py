@@ -38,6 +38,9 @@ class KLToReference:
         self._objective = objective
         self._max_completion_length = max_completion_length
 
+    def reads(self, row: Row) -> bool:
+        return True
+
     def denominator(self, rows: Sequence[Row], prompts: int) -> float:
         return step_denominator(self._objective.loss_type, rows, self._max_completion_length)
 

@@ -26,6 +26,9 @@ class SuccessNLL:
     def __init__(self, config: SGT) -> None:
         self._config = config
 
+    def reads(self, row: Row) -> bool:
+        return row.weight != 0.0
+
     def denominator(self, rows: Sequence[Row], prompts: int) -> float:
         return float(prompts if self._config.normalise == "step" else len(rows))
 

@@ -40,6 +40,9 @@ class PeerSurrogate:
         self._objective = objective
         self._max_completion_length = max_completion_length
 
+    def reads(self, row: Row) -> bool:
+        return row.advantage != 0.0
+
     def denominator(self, rows: Sequence[Row], prompts: int) -> float:
         match self._objective.loss_type:
             case "grpo":

@@ -1,0 +1,152 @@
+"""The learner: one step whatever the split, dead rows, several iterations, non-finite gradients, half precision."""
+
+import numpy as np
+import pytest
+import torch
+
+from agents.config import Objective
+from agents.errors import NonFiniteError, ObjectiveError
+from agents.learner import MAX_NON_FINITE_STEPS, Learner, LearnerSettings
+from agents.objectives import components
+from agents.optimizer import MasterAdamW
+from agents.rows import Row, Spans, Stream
+from agents.sharing.config import PRP, SGT, Isolated, SharingConfig
+from agents.testing import BigramLM
+
+
+def make_learner(
+    model: torch.nn.Module,
+    sharing: SharingConfig | None = None,
+    objective: Objective | None = None,
+    *,
+    micro_batch_size: int = 64,
+    learning_rate: float = 1e-2,
+) -> Learner:
+    objective = objective or Objective()
+    parts = components(objective, sharing or Isolated(), max_completion_length=8)
+    settings = LearnerSettings(
+        temperature=1.0,
+        pad_id=0,
+        micro_batch_size=micro_batch_size,
+        num_iterations=objective.num_iterations,
+        learning_rate=learning_rate,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+    )
+    return Learner(model, parts, settings)
+
+
+def own(ids: list[int], advantage: float, prompt: tuple[int, ...] = (0,)) -> Row:
+    return Row(
+        stream=Stream.OWN,
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        ids=np.array(ids, dtype=np.int32),
+        advantage=advantage,
+    )
+
+
+def peer(ids: list[int], advantage: float) -> Row:
+    spans = Spans(span=np.zeros(len(ids), dtype=np.int32), logprobs=np.array([-2.0]))
+    prompt = np.array([0], dtype=np.int32)
+    return Row(stream=Stream.PEER, prompt_ids=prompt, ids=np.array(ids), advantage=advantage, weight=0.5, spans=spans)
+
+
+def rescue(ids: list[int]) -> Row:
+    return Row(stream=Stream.RESCUE, prompt_ids=np.array([0], dtype=np.int32), ids=np.array(ids), weight=0.7)
+
+
+EIGHT = [
+    own([1 + index % 3, 2, 3][: 1 + index % 3], advantage, (0, 1)[: 1 + index % 2])
+    for index, advantage in enumerate([1.0, -0.5, 0.3, -1.2, 0.8, 0.1, -0.7, 0.4])
+]
+
+
+def table_after(rows: list[Row], **settings: object) -> torch.Tensor:
+    model = BigramLM(5, seed=0)
+    sharing, objective = settings.pop("sharing", None), settings.pop("objective", None)
+    make_learner(model, sharing, objective, **settings).step(rows, prompts=4)  # type: ignore[arg-type]
+    return model.table.detach()
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize("sharing", [PRP(), SGT()])
+def test_eight_rows_are_two_by_four_are_eight_by_one(loss_type: str, sharing: SharingConfig) -> None:
+    objective = Objective(loss_type=loss_type, beta=0.1)  # type: ignore[arg-type]
+    more = [peer([1, 2], 0.9), peer([3], -0.4)] if isinstance(sharing, PRP) else [rescue([1, 2]), rescue([3])]
+    whole = table_after([*EIGHT, *more], sharing=sharing, objective=objective, micro_batch_size=16)
+    for size in (4, 1):
+        part = table_after([*EIGHT, *more], sharing=sharing, objective=objective, micro_batch_size=size)
+        torch.testing.assert_close(part, whole, rtol=0, atol=1e-9)
+
+
+def test_dead_rows_are_never_forwarded_and_still_count_in_the_denominator() -> None:
+    forwarded: list[int] = []
+    model = BigramLM(5, seed=0)
+    model.register_forward_pre_hook(lambda module, args, kwargs: forwarded.append(len(kwargs["input_ids"])), with_kwargs=True)
+    metrics = make_learner(model).step([own([1, 2], 1.0), own([3, 4], 0.0)], prompts=2)
+    assert forwarded == [1]
+    assert metrics["loss"] == pytest.approx(-1.0 * 2 / 4)
+
+
+@pytest.mark.parametrize("rows", [[], [own([1, 2], 0.0)]])
+def test_nothing_to_learn_changes_nothing(rows: list[Row]) -> None:
+    model = BigramLM(5, seed=0)
+    before = model.table.detach().clone()
+    metrics = make_learner(model).step(rows, prompts=1)
+    assert metrics["skipped_steps"] == 1
+    assert torch.equal(model.table, before)
+
+
+def test_with_a_kl_term_a_dead_group_still_moves_by_the_kl_gradient_only() -> None:
+    model = BigramLM(5, seed=0)
+    learner = make_learner(model, objective=Objective(beta=0.5))
+    learner.step([own([1, 2], 1.0)], prompts=1)
+    before = model.table.detach().clone()
+    metrics = learner.step([own([1, 2], 0.0)], prompts=1)
+    assert metrics["kl"] > 0
+    assert not torch.equal(model.table, before)
+
+
+def test_one_iteration_has_ratio_one_and_more_iterations_clip() -> None:
+    model = BigramLM(5, seed=0)
+    once = make_learner(model, learning_rate=1.0).step(EIGHT, prompts=4)
+    assert once["clip_ratio/region_mean"] == 0
+    model = BigramLM(5, seed=0)
+    thrice = make_learner(model, objective=Objective(num_iterations=3), learning_rate=1.0).step(EIGHT, prompts=4)
+    assert thrice["clip_ratio/region_mean"] > 0
+
+
+def test_a_stream_that_no_component_reads_is_an_error() -> None:
+    with pytest.raises(ObjectiveError, match="stream rescue"):
+        make_learner(BigramLM(5, seed=0)).step([rescue([1])], prompts=1)
+
+
+def test_non_finite_gradients_change_nothing_and_end_the_run_after_some() -> None:
+    model = BigramLM(5, seed=0)
+    before = model.table.detach().clone()
+    learner = make_learner(model)
+    bad = [own([1, 2], float("inf"))]
+    for _ in range(MAX_NON_FINITE_STEPS - 1):
+        assert learner.step(bad, prompts=1)["non_finite"] == 1
+    assert torch.equal(model.table, before)
+    with pytest.raises(NonFiniteError, match="5 updates in a row"):
+        learner.step(bad, prompts=1)
+
+
+def test_a_good_step_between_bad_ones_starts_the_count_again() -> None:
+    learner = make_learner(BigramLM(5, seed=0))
+    for _ in range(3):
+        for _ in range(MAX_NON_FINITE_STEPS - 1):
+            learner.step([own([1, 2], float("inf"))], prompts=1)
+        assert learner.step(EIGHT, prompts=4)["non_finite"] == 0
+
+
+def test_small_updates_are_not_lost_in_bfloat16() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = MasterAdamW([weight], learning_rate=1e-4, weight_decay=0.0, max_grad_norm=10.0)
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    # 100 steps of 1e-4 make 0.01; each alone is far below bfloat16's spacing of 2^-8 at 1.
+    torch.testing.assert_close(weight.detach().float(), torch.full((4,), 0.99), rtol=0, atol=2**-8)
+    assert weight[0] < 1
