@@ -87,8 +87,9 @@ def _overlaps(
     ends_a[len(ends_a) - alignment.eos_a :] += 1
     ends_b[len(ends_b) - alignment.eos_b :] += 1
     covered = min(int(ends[-1]) if len(ends) else 0 for ends in (ends_a, ends_b))
-    edges = np.sort(np.concatenate([ends_a, ends_b]), kind="stable")  # two sorted runs: merged in linear time
-    edges = edges[(np.diff(edges, prepend=0) > 0) & (edges <= covered)]
+    # Two sorted runs merge in linear time; an edge of both sides comes twice, the second time with 0 bytes.
+    edges = np.sort(np.concatenate([ends_a, ends_b]), kind="stable")
+    edges = edges[(edges > 0) & (edges <= covered)]
     token_a_O = np.searchsorted(ends_a, edges)
     token_b_O = np.searchsorted(ends_b, edges)
     first_O = np.flatnonzero(np.diff(token_b_O, prepend=-1))
