@@ -56,3 +56,7 @@ def test_show_refuses_what_a_side_cannot_spell() -> None:
 def test_show_writes_line_ends_as_signs_so_that_each_side_has_one_line() -> None:
     text = "\n".join(line for line in MIXED.decode().split("\n")[:40] if "▁" not in line)
     assert len(show(text, byte_bpe_tokenizer(), spm_bpe_tokenizer()).plain.split("\n")) == 2
+
+
+def test_two_tokens_on_the_left_are_not_exact() -> None:
+    assert [span.exact for span in spans(b"abc", [1, 2, 3], [2, 3])] == [False, True]
