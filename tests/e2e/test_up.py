@@ -71,7 +71,7 @@ async def test_a_run_to_its_end_under_an_ignored_sigchld_and_a_long_temporary_di
         config = run_file(tmp_path, "quick1", "quick2")
         shell = f"trap '' CHLD; exec {sys.executable} {FAKE_UP} {config} {tmp_path / 'run'}"
         up = await asyncio.create_subprocess_exec(
-            "sh", "-c", shell, stdout=PIPE, stderr=STDOUT, env=os.environ | {"TMPDIR": str(long), "XDG_RUNTIME_DIR": ""}
+            "bash", "-c", shell, stdout=PIPE, stderr=STDOUT, env=os.environ | {"TMPDIR": str(long), "XDG_RUNTIME_DIR": ""}
         )
         code, shown = await end_of(up)
     assert code == 0, shown

@@ -26,7 +26,7 @@ name = "sort"
 learning_rate = 0.5
 sharing = { rule = "sgt", lambda = 0.25, window = 3 }
 objective = { epsilon = 0.3, beta = 0.01 }
-policy = { kind = "tiny", vocab_size = 64 }
+policy = { kind = "tiny", hidden_size = 64 }
 [agents.alpha]
 objective = { beta = 0.02 }
 [agents.beta]
@@ -56,7 +56,7 @@ def test_defaults_lie_under_every_agent_and_tables_merge_deeply(run_file: Path) 
     assert (alpha.learning_rate, beta.learning_rate) == (0.5, 0.125)
     assert (alpha.objective.epsilon, alpha.objective.beta) == (0.3, 0.02)
     assert alpha.sharing == SGT(lambda_=0.25, window=3)
-    assert alpha.policy == TinyPolicy(vocab_size=64)
+    assert alpha.policy == TinyPolicy(hidden_size=64)
 
 
 def test_another_choice_replaces_the_table_of_the_first(run_file: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_value_from_defaults_is_reported_there_and_once(run_file: Path) -> Non
 
 
 def test_a_missing_choice_lists_the_choices(run_file: Path) -> None:
-    run_file.write_text(RUN_FILE.replace('policy = { kind = "tiny", vocab_size', "policy = { vocab_size"))
+    run_file.write_text(RUN_FILE.replace('policy = { kind = "tiny", hidden_size', "policy = { hidden_size"))
     assert "agents.alpha.policy.kind: is missing; choose one of tiny, hf" in problems(run_file)
 
 
