@@ -53,7 +53,9 @@ def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Directory of a run or of a comparison.")]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a run or comparison.")],
+) -> None:
     """Write report.html into a run's directory."""
     from mutualrl.report import write_report
 

@@ -73,6 +73,13 @@ def test_an_unknown_option_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(monkeypatch, "up", "run.toml", "--no-such-option") == exit_codes.BAD_CONFIG
 
 
+def test_a_report_on_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", tmp_path / "absent") == exit_codes.BAD_CONFIG
+    assert "does not exist" in " ".join(capsys.readouterr().err.split())
+
+
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "version") == 0
     assert capsys.readouterr().out.strip() == "0.1.0"
