@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -95,35 +96,46 @@ class ArrayReader:
         self._frames = frames
 
     def ext_hook(self, code: int, data: memoryview) -> npt.NDArray[Any]:
+        """The array that a reference stands for. Raises WireError for one that lies."""
         if code != ARRAY_EXT:
             raise WireError(f"unknown msgpack extension, got code={code}")
         if len(data) < _REFERENCE.size:
             raise WireError(f"an array reference has at least {_REFERENCE.size} bytes, got {len(data)}")
-        name, ndim, frame, offset, nbytes = _REFERENCE.unpack_from(data)
+        name, ndim, index, offset, nbytes = _REFERENCE.unpack_from(data)
         dtype = _DTYPES.get(name)
         if dtype is None or ndim > MAX_NDIM or len(data) != _REFERENCE.size + 8 * ndim:
             raise WireError(f"bad array reference, got dtype={name!r}, ndim={ndim}, bytes={len(data)}")
         shape = struct.unpack_from(f"<{ndim}Q", data, _REFERENCE.size)
-        if math.prod(shape) * dtype.itemsize != nbytes:
+        count = math.prod(shape)
+        if count * dtype.itemsize != nbytes:
             raise WireError(f"array bytes do not fit its shape, got shape={shape}, dtype={dtype}, nbytes={nbytes}")
-        if frame >= len(self._frames) or offset + nbytes > self._frames[frame].nbytes:
-            raise WireError(f"array outside its frame, got frame={frame}, offset={offset}, nbytes={nbytes}")
-        return _read(self._frames[frame], offset, nbytes, dtype, shape)
+        if index >= len(self._frames) or offset + nbytes > self._frames[index].nbytes:
+            raise WireError(f"array outside its frame, got frame={index}, offset={offset}, nbytes={nbytes}")
+        return _read(self._frames[index], offset, count, dtype).reshape(shape)
 
     def dec_hook(self, declared: type, value: object) -> object:
+        """The array, if it is one of the dtype that its field declares."""
         if not isinstance(value, np.ndarray):
             raise WireError(f"an array was expected, got {type(value).__name__}")
-        wanted = np.dtype(get_args(get_args(declared)[1])[0])
+        wanted = _declared_dtype(declared)
         if value.dtype != wanted:
             raise WireError(f"an array of {wanted} was expected, got {value.dtype}")
         return value
 
 
-def _read(frame: memoryview, offset: int, nbytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.frombuffer(frame, np.uint8, nbytes, offset) if nbytes else np.empty(0, np.uint8)
-    pinned = memoryview(frame.obj).nbytes
-    if nbytes < OWN_BYTES or nbytes < pinned // 2 or array.ctypes.data % dtype.itemsize:
-        array = array.copy()
-    array = array.view(dtype).reshape(shape)
+@cache
+def _declared_dtype(declared: type) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(get_args(get_args(declared)[1])[0])
+    return dtype
+
+
+def _read(frame: memoryview, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if not count:
+        array: npt.NDArray[Any] = np.empty(0, dtype)
+    else:
+        array = np.frombuffer(frame, dtype, count, offset)
+        small = array.nbytes < OWN_BYTES or array.nbytes < memoryview(frame.obj).nbytes // 2
+        if small or not array.flags.aligned:
+            array = array.copy()
     array.flags.writeable = False
     return array

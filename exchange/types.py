@@ -159,10 +159,10 @@ def _check_texts(owner: VerifiedSuccesses | RolloutGroup) -> None:
     """Texts, their tokens and the tokens' ends must describe the same bytes."""
     for name in ("text_lengths", "token_counts"):
         lengths = getattr(owner, name)
-        if lengths.ndim != 1 or (lengths < 0).any():
+        if lengths.ndim != 1 or lengths.min(initial=0) < 0:
             raise ValueError(f"`{name}` must be one-dimensional and >= 0, got {lengths!r}")
     _check_lengths(owner, ("texts",), int(owner.text_lengths.sum(dtype=np.int64)))
     _check_lengths(owner, ("token_ends",), int(owner.token_counts.sum(dtype=np.int64)))
     last_byte = np.repeat(owner.text_lengths, owner.token_counts)
-    if ((owner.token_ends < 0) | (owner.token_ends > last_byte)).any():
+    if owner.token_ends.min(initial=0) < 0 or (owner.token_ends > last_byte).any():
         raise ValueError("`token_ends` must lie within their own text, got an end outside of it")
