@@ -14,8 +14,9 @@ from mutualrl.progress import HIT_RATE_ROWS, AgentProgress, MetricsTail, Row
 
 
 def row(agent: str, step: int, **values: float) -> Row:
-    named: Row = {f"{agent}/{key}": value for key, value in values.items()}
-    return {"agent": agent, "step": step, "wall_s": 1.0} | named
+    row: Row = {"agent": agent, "step": step, "wall_s": 1.0}
+    row.update({f"{agent}/{key}": value for key, value in values.items()})
+    return row
 
 
 def test_rows_are_read_once_and_a_line_being_written_waits(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def changed(**fields: object) -> AgentConfig:
         (run_with(Sort(name="x"), Reverse(name="x")), "tasks.1.name: already the name of tasks.0, got name='x'"),
         (run_with(Sort(name="sort", heldout=216)), "tasks.0: .*heldout=216"),
         (run_with(Data(name="d", path="/nowhere/at/all.jsonl")), "tasks.0: .*/nowhere/at/all.jsonl"),
-        (run_with(**{"al/pha": ALPHA}), "agents.al/pha: a name is"),
+        (msgspec.structs.replace(run_with(), agents={"al/pha": ALPHA}), "agents.al/pha: a name is"),
         (run_with(hub=ALPHA), "agents.hub: the run has a role of this name"),
         (run_with(alpha=changed(skills=("srot",))), "agents.alpha.skills: no task .*'srot'; did you mean 'sort'"),
         (run_with(alpha=changed(warm_start=WarmStart(steps=1, mix={"x": 1}))), "agents.alpha.warm_start.mix: .*'x'"),
