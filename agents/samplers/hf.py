@@ -90,7 +90,7 @@ class HFSampler:
                 choose=choose,
                 stop=self._watch_for_stop() if self._stop_strings else None,
             )
-        return [self._completion(decoded, row) for row in range(len(decoded.lengths))]
+        return self._completions(decoded)
 
     def _watch_for_stop(self) -> Stop:
         """A stop string counts wherever it lies in the text, across tokens too; it stays part of the text."""
@@ -105,18 +105,30 @@ class HFSampler:
 
         return stop
 
-    def _completion(self, decoded: Decoded, row: int) -> Completion:
+    def _completions(self, decoded: Decoded) -> list[Completion]:
+        """One per row; all rows are looked up in the token table at once."""
         tokenizer = self._policy.tokenizer
-        length = int(decoded.lengths[row])
-        ids = decoded.ids[row, :length].copy()
-        return Completion(
-            ids=ids,
-            logprobs=decoded.logprobs[row, :length].copy(),
-            ends=tokenizer.ends(ids),
-            text=tokenizer.decode_bytes(ids),
-            finished=bool(decoded.stopped[row]),
-            has_eos=int(ids[-1]) in tokenizer.eos_ids,
-        )
+        rows = [decoded.ids[row, :length] for row, length in enumerate(decoded.lengths)]
+        all_ids = np.concatenate(rows)
+        all_ends = tokenizer.ends(all_ids)
+        all_text = tokenizer.decode_bytes(all_ids)
+        completions = []
+        token, byte = 0, 0
+        for row, ids in enumerate(rows):
+            ends = all_ends[token : token + len(ids)] - byte
+            completions.append(
+                Completion(
+                    ids=ids.copy(),
+                    logprobs=decoded.logprobs[row, : len(ids)].copy(),
+                    ends=ends,
+                    text=all_text[byte : byte + int(ends[-1])],
+                    finished=bool(decoded.stopped[row]),
+                    has_eos=int(ids[-1]) in tokenizer.eos_ids,
+                )
+            )
+            token += len(ids)
+            byte += int(ends[-1])
+        return completions
 
 
 def _likeliest(logits_bV: torch.Tensor, _rows_b: torch.Tensor, _position: int) -> tuple[torch.Tensor, torch.Tensor]:
