@@ -125,7 +125,7 @@ def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
     directory = write_run(
         tmp_path / "run", TAUGHT, make_config(steps=20), rescues=[rescue, {**rescue, "prompt_id": "2", "spans": []}]
     )
-    hostile_task = {"agent": "<b>alpha", "step": 0, "task": "$x^2<script>", "accuracy": 0.5, "mean_length": 2.0}
+    hostile_task = {"agent": "<b>alpha", "step": 0, "task": "$x^2$ <script>", "accuracy": 0.5, "mean_length": 2.0}
     with (directory / "evals.jsonl").open("a") as file:
         file.write(f'{{"torn\n{str(hostile_task).replace(chr(39), chr(34))}\n')
     page = Outline(write_report(directory))
@@ -133,7 +133,7 @@ def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert "<script>alert('x')</script>" in page.text
     assert "\u202e" not in page.text and "\x00" not in page.text
-    assert "<b>alpha" in page.text and "$x^2<script>" in page.text
+    assert "<b>alpha on $x^2$ <script>" in page.text
 
 
 def test_control_characters_and_spaces_become_visible() -> None:
