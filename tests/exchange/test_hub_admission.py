@@ -139,6 +139,15 @@ def test_records_in_any_order_are_taken_exactly_once(order: list[int], again: li
     assert stats.published == sum(stats.accepted.values()) + stats.duplicates
 
 
+def test_a_record_that_comes_back_long_after_its_answer_is_still_known() -> None:
+    driver = two(credit_messages=2)
+    for seq in range(1, 20):
+        accepted(driver.publish(rewards_of("alpha", seq, "p"), seq=seq))
+    again = accepted(driver.publish(rewards_of("alpha", 1, "p"), seq=1))
+    assert (again.duplicate, again.cursor) == (True, 0), "where it is was forgotten, that it is there was not"
+    assert len(rows(driver.ask("beta", gather()))) == 19
+
+
 def test_sequence_numbers_far_ahead_are_not_remembered() -> None:
     driver = two(credit_messages=4)
     assert refusal(driver.publish(rewards_of("alpha", 1, "p"), seq=9)) == "window"
