@@ -37,11 +37,12 @@ def run_verdict(outcomes: Sequence[Outcome], *, shared: bool) -> Verdict:
             tone="open",
         )
     hurt = [outcome for outcome in judged if outcome.harmed]
+    slipped = [outcome for outcome in judged if not outcome.harmed and outcome.gain is not None and outcome.gain.high < 0]
     taught = [outcome for outcome in others if outcome.gain is not None and outcome.gain.is_clear]
     return Verdict(
-        headline=f"{_teaching(taught, others)}{_harm(hurt, taught)}",
-        sentences=(*(_against_control(o) for o in others if o.gain is not None), *(_loss(o) for o in hurt)),
-        tone="bad" if hurt else "good" if taught else "open",
+        headline=f"{_teaching(taught, others)}{_harm(hurt, slipped, taught)}",
+        sentences=(*(_against_control(o) for o in others if o.gain is not None), *map(_loss, hurt), *map(_slip, slipped)),
+        tone="bad" if hurt else "good" if taught and not slipped else "open",
     )
 
 
@@ -69,10 +70,11 @@ def _teaching(taught: Sequence[Outcome], others: Sequence[Outcome]) -> str:
     return f"{_listed(learners)} learned from peers, {_listed(rest)} did not clearly"
 
 
-def _harm(hurt: Sequence[Outcome], taught: Sequence[Outcome]) -> str:
-    if not hurt:
+def _harm(hurt: Sequence[Outcome], slipped: Sequence[Outcome], taught: Sequence[Outcome]) -> str:
+    if not hurt and not slipped:
         return ", and nobody was hurt." if taught else "; nobody was hurt."
     places = [f"{outcome.agent} was hurt on {outcome.task}" for outcome in hurt]
+    places += [f"{outcome.agent} lost ground on {outcome.task}" for outcome in slipped]
     return f"{', but' if taught else ', and'} {_listed(places)}."
 
 
@@ -99,6 +101,14 @@ def _loss(outcome: Outcome) -> str:
     return (
         f"{outcome.agent} ended {outcome.task} below its isolated run by more than two standard errors{where}: "
         f"{percent(outcome.after or 0.0)} against {percent(outcome.control or 0.0)}."
+    )
+
+
+def _slip(outcome: Outcome) -> str:
+    assert outcome.gain is not None
+    return (
+        f"{outcome.agent} lost {abs(round(100 * outcome.gain.mean))} points on {outcome.task} against training alone "
+        f"({points(outcome.gain.low)} to {points(outcome.gain.high)}): less than the two standard errors that count as harm."
     )
 
 

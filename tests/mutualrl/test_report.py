@@ -228,6 +228,9 @@ def test_verdicts() -> None:
     assert headline(*none) == "No clear sign that they taught each other; nobody was hurt."
     assert headline(*none, hurt) == "No clear sign that they taught each other, and beta was hurt on sort."
     assert run_verdict([*taught, hurt], shared=True).tone == "bad"
+    slipped = outcome("beta", "sort", gain=Gain(mean=-0.1, low=-0.18, high=-0.03))
+    assert headline(*taught, slipped) == "They taught each other, but beta lost ground on sort."
+    assert run_verdict([*taught, slipped], shared=True).sentences[-1].startswith("beta lost 10 points on sort")
 
 
 def test_points_keep_their_sign_and_hide_no_zero() -> None:
