@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import psutil
 
@@ -16,6 +18,17 @@ def alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+@asynccontextmanager
+async def stranger() -> AsyncIterator[int]:
+    """A child of the test that no run may touch; its process id."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def eventually(condition: Callable[[], object], *, within_s: float = HANG_S) -> None:

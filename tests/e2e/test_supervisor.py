@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
-from processes import alive, eventually
+from processes import alive, eventually, stranger
 
 from agents.config import AgentConfig, TinyPolicy
 from agents.tasks.config import Sort
@@ -166,17 +166,18 @@ async def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
 async def test_what_a_role_leaves_behind_ends_with_it_and_strangers_live(tmp_path: Path) -> None:
     harness = Harness(tmp_path, PATIENT, alpha=WITH_CHILD)
-    stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
-    running = asyncio.create_task(harness.supervisor.run())
-    await harness.until_up("alpha")
-    child = int(harness.dir.log("alpha").read_text().split()[1])
-    assert alive(child)
-    harness.supervisor.interrupt()
-    await running
-    await eventually(lambda: not alive(child))
-    assert alive(stranger.pid)
-    stranger.kill()
-    await stranger.wait()
+    async with stranger() as unrelated:
+        running = asyncio.create_task(harness.supervisor.run())
+        await harness.until_up("alpha")
+        child = psutil.Process(int(harness.dir.log("alpha").read_text().split()[1]))
+        harness.supervisor.interrupt()
+        await running
+        try:
+            await eventually(lambda: not alive(child.pid))
+        finally:
+            for process in psutil.wait_procs([child], timeout=0)[1]:
+                process.kill()
+        assert alive(unrelated)
 
 
 async def test_a_cancelled_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import HANG_S, alive, eventually
+from processes import HANG_S, alive, eventually, stranger
 
 from mutualrl.errors import RunDirError
 from mutualrl.rundir import RunDir, new_run_dir
@@ -131,14 +131,16 @@ async def test_two_runs_side_by_side_one_directory_each_and_signals_that_drain(t
 
 async def test_nothing_outlives_a_killed_supervisor_and_strangers_do(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
-    stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
-    up = await start_up(run_file(tmp_path, "parent", "numb", "steady"), run_dir.path)
-    await until_stepping(run_dir, "parent", "numb", "steady")
-    grandchildren = [child.pid for child in psutil.Process(up.pid).children(recursive=True)]
-    assert len(grandchildren) == 5, "hub, three agents, and a child of one of them"
-    up.kill()
-    await eventually(lambda: not any(map(alive, grandchildren)), within_s=3.0)
-    assert alive(stranger.pid)
-    stranger.kill()
-    await stranger.wait()
+    async with stranger() as unrelated:
+        up = await start_up(run_file(tmp_path, "parent", "numb", "steady"), run_dir.path)
+        await until_stepping(run_dir, "parent", "numb", "steady")
+        descendants = psutil.Process(up.pid).children(recursive=True)
+        assert len(descendants) == 5, "hub, three agents, and a child of one of them"
+        up.kill()
+        try:
+            await eventually(lambda: not any(alive(process.pid) for process in descendants), within_s=3.0)
+        finally:
+            for process in psutil.wait_procs(descendants, timeout=0)[1]:
+                process.kill()
+        assert alive(unrelated)
     await end_of(up)
