@@ -126,25 +126,23 @@ class Session:
             self._send_ping()
 
     async def close(self) -> None:
-        """Wait for the answers to published records, say Bye, and end; a hub that is silent for a second is left."""
+        """Say Bye, wait until the hub has handled it and all that went before, and end.
+
+        A hub that says nothing for a second is left at once.
+        """
         if self._joined and self._failure is None:
-            await self._drain([item.answer for item in self._pending.values() if isinstance(item.message, Publish)])
-        if self._joined and self._failure is None:
-            await self._drain([self.request(Bye())])
+            bye, silent_since = self.request(Bye()), self._loop.time()
+            while not bye.done() and self._loop.time() - silent_since < DRAIN_SILENCE_S:
+                await asyncio.wait((bye,), timeout=DRAIN_SILENCE_S)
+                silent_since = max(silent_since, self._heard_at)
+            if not bye.done():
+                _log.warning("%s left %s with %d messages unanswered", self._hello.name, self._endpoint, len(self._pending))
         self._fail(ClosedError(f"the client of {self._hello.name!r} is closed: use it inside its `async with` block"))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._link.close()
-
-    async def _drain(self, answers: Sequence[asyncio.Future[Answer]]) -> None:
-        left = set(answers)
-        while left:
-            done, left = await asyncio.wait(left, timeout=DRAIN_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                _log.warning("%s left %s with %d messages unanswered", self._hello.name, self._endpoint, len(left))
-                return
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(coroutine, name=f"exchange {self._hello.name} {name}")

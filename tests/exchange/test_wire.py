@@ -186,6 +186,14 @@ def test_depth_agrees_with_a_recursive_count(value: object) -> None:
             check_depth(data, limit=deepest - 1)
 
 
+def test_no_error_of_a_decoder_gets_past_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exchange.wire.check_depth", lambda data: None)
+    with pytest.raises(WireError, match="decoded"):
+        hub_decoder().decode(framed(nested(5_000)))
+    with pytest.raises(WireError, match="decoded"):
+        RecordDecoder().decode(nested(5_000), ())
+
+
 def test_a_record_without_room_in_the_header_is_not_sent() -> None:
     group = a_rollout_group("alpha", 1, "p")
     long = msgspec.structs.replace(group, messages=(Message(role="user", content="x" * MAX_BODY_BYTES),))
