@@ -90,13 +90,14 @@ class PeerFeed:
         experience: defaultdict[PromptId, list[PeerExperience]] = defaultdict(list)
         lags = []
         for row in rows:
-            lag = self._lag(row)
+            lag = self._lag(row.experience.agent, row.experience.version)
             if isinstance(row.experience, PromptExperience) and self._within_lag(lag):
                 experience[row.experience.prompt_id].append(row.experience)
                 lags.append(lag)
         metrics = {"peer/rows": float(len(lags))}
-        if lags:
-            metrics |= {"sample/staleness_mean": sum(lags) / len(lags), "sample/staleness_max": float(max(lags))}
+        known = [lag for lag in lags if lag is not None]
+        if known:
+            metrics |= {"sample/staleness_mean": sum(known) / len(known), "sample/staleness_max": float(max(known))}
         return Gathered(experience=experience, metrics=metrics)
 
     def follow(self, step: int, count: int) -> list[Prompt]:
@@ -195,17 +196,17 @@ class PeerFeed:
                 self._newest |= got.newest
         return rows, after
 
-    def _lag(self, row: Row) -> int:
-        newest = self._newest.get(row.experience.agent, row.experience.version)
-        return max(newest.step - row.experience.version.step, 0)
+    def _lag(self, peer: AgentName, version: Version) -> int | None:
+        """Versions behind the peer's newest; None for one of an earlier epoch, before the peer came back."""
+        newest = self._newest.get(peer, version)
+        return max(newest.step - version.step, 0) if newest.epoch == version.epoch else None
 
-    def _within_lag(self, lag: int) -> bool:
-        return self._rule.max_lag is None or lag <= self._rule.max_lag
+    def _within_lag(self, lag: int | None) -> bool:
+        return self._rule.max_lag is None or (lag is not None and lag <= self._rule.max_lag)
 
     def _usable(self, peer: AgentName, attempt: _Attempt) -> bool:
-        lag = self._newest.get(peer, attempt.version).step - attempt.version.step
         fresh = self._rule.max_age_s is None or self._clock() - attempt.at_s <= self._rule.max_age_s
-        return fresh and self._within_lag(lag)
+        return fresh and self._within_lag(self._lag(peer, attempt.version))
 
 
 async def wait_stopped(stop: asyncio.Event, seconds: float) -> None:

@@ -1,15 +1,20 @@
-"""Who learns from whom, and what must cross: what the learner's rule needs and the edge allows, and nothing else."""
+"""Who learns from whom, as a directed graph, and what must cross each edge: what the learner's rule needs and the edge
+allows, and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agents.sharing import KINDS as PEER_KINDS
 from exchange.types import Kind
-from mutualrl.config import Run, Topology
+from mutualrl.config import Edge, Run, Topology
 from mutualrl.errors import ConfigError
 from mutualrl.schema import nearest
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 KINDS: tuple[Kind, ...] = ("rollouts", "rewards", "successes")
 
@@ -28,7 +33,7 @@ def routes(run: Run) -> tuple[Route, ...]:
     order = list(run.agents)
     found = [
         Route(learner=learner, teacher=teacher, kinds=PEER_KINDS[type(run.agents[learner].sharing)] & set(allowed))
-        for learner, teacher, allowed in edges(run.topology, order)
+        for teacher, learner, allowed in graph(run.topology, order).edges(data="kinds")
     ]
     return tuple(sorted(found, key=lambda route: (order.index(route.learner), order.index(route.teacher))))
 
@@ -48,29 +53,38 @@ def teachers(run: Run, learner: str) -> tuple[str, ...]:
     return tuple(route.teacher for route in routes(run) if route.learner == learner and route.kinds)
 
 
-def edges(topology: Topology, agents: Sequence[str]) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """(learner, teacher, kinds allowed) of every edge, each once; ConfigError on an end that is no agent."""
-    if topology.shape == "edges":
-        allowed: dict[tuple[str, str], Sequence[str]] = {}
-        for index, edge in enumerate(topology.edges):
-            for end, name in (("learner", edge.learner), ("teacher", edge.teacher)):
-                _require_known(f"topology.edges.{index}.{end}", name, agents)
-            if edge.learner == edge.teacher:
-                raise ConfigError(f"topology.edges.{index}: an agent cannot teach itself, got {edge.learner!r} twice")
-            if (edge.learner, edge.teacher) in allowed:
-                raise ConfigError(f"topology.edges.{index}: {edge.learner!r} learns from {edge.teacher!r} by an earlier edge")
-            allowed[edge.learner, edge.teacher] = KINDS if edge.kinds is None else edge.kinds
-        yield from ((learner, teacher, kinds) for (learner, teacher), kinds in allowed.items())
-        return
+def graph(topology: Topology, agents: Sequence[str]) -> nx.DiGraph:
+    """The topology over these agents, each of them a node. An edge points the way experience flows, from teacher to
+    learner; its attribute `kinds` is what it allows. ConfigError on an end that is no agent."""
+    import networkx as nx
+
     if topology.shape == "complete":
-        pairs = {(learner, teacher) for learner in agents for teacher in agents}
+        result = nx.complete_graph(agents, create_using=nx.DiGraph)
     elif topology.shape == "ring":
-        pairs = {(agents[index], agents[index - 1]) for index in range(len(agents))}
+        result = nx.cycle_graph(agents, create_using=nx.DiGraph)
+    elif topology.shape == "edges":
+        result = nx.DiGraph()
+        result.add_nodes_from(agents)
+        _add_edges(result, topology.edges)
+        return result
     else:
         center = topology.shape.removeprefix("hub:")
         _require_known("topology.shape", center, agents)
-        pairs = {pair for spoke in agents for pair in ((center, spoke), (spoke, center))}
-    yield from ((learner, teacher, KINDS) for learner, teacher in pairs if learner != teacher)
+        result = nx.star_graph([center, *(spoke for spoke in agents if spoke != center)]).to_directed()
+    result.remove_edges_from(list(nx.selfloop_edges(result)))
+    nx.set_edge_attributes(result, KINDS, "kinds")
+    return result
+
+
+def _add_edges(result: nx.DiGraph, edges: Sequence[Edge]) -> None:
+    for index, edge in enumerate(edges):
+        for end, name in (("learner", edge.learner), ("teacher", edge.teacher)):
+            _require_known(f"topology.edges.{index}.{end}", name, list(result))
+        if edge.learner == edge.teacher:
+            raise ConfigError(f"topology.edges.{index}: an agent cannot teach itself, got {edge.learner!r} twice")
+        if result.has_edge(edge.teacher, edge.learner):
+            raise ConfigError(f"topology.edges.{index}: {edge.learner!r} learns from {edge.teacher!r} by an earlier edge")
+        result.add_edge(edge.teacher, edge.learner, kinds=KINDS if edge.kinds is None else edge.kinds)
 
 
 def _require_known(path: str, name: str, agents: Sequence[str]) -> None:

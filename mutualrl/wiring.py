@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import exchange
 from agents.agent import Agent, Loop, Parts
@@ -46,13 +47,8 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     run, manifest = run_dir.read_config(), run_dir.read_manifest()
     config = run.agents[name]
     agent_name = AgentName(name)
-    # Building and warming up a policy takes seconds; on a thread of its own it leaves the loop free to be told to stop.
-    with ThreadPoolExecutor(1, thread_name_prefix="build") as builder:
-        try:
-            parts = await asyncio.get_running_loop().run_in_executor(builder, build_parts, run, agent_name, run_dir)
-        except (TaskError, RewardError, PolicyError) as error:
-            raise ConfigError(f"agents.{name}: {error}") from error
-    if stop.is_set():
+    parts = await _unless_stopped(stop, lambda: build_parts(run, agent_name, run_dir))
+    if parts is None:
         return
     client = exchange.connect(
         manifest.endpoint, name=agent_name, run_id=manifest.run_id, request_timeout_s=run.exchange.request_timeout_s
@@ -71,6 +67,23 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     logger.info("%s %s", name, "finished" if finished else "stopped early, with a checkpoint")
 
 
+async def _unless_stopped(stop: asyncio.Event, build: Callable[[], Parts]) -> Parts | None:
+    """What `build` makes, or None as soon as `stop` is set: nothing has been learned yet that would be worth saving.
+
+    Building and warming up a policy takes seconds. It runs on a thread of its own, which the end of the process ends.
+    """
+    builder = ThreadPoolExecutor(1, thread_name_prefix="build")
+    building = asyncio.get_running_loop().run_in_executor(builder, build)
+    stopped = asyncio.create_task(stop.wait())
+    either: list[asyncio.Future[Any]] = [building, stopped]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return building.result() if building.done() and not stop.is_set() else None
+    finally:
+        stopped.cancel()
+        builder.shutdown(wait=False, cancel_futures=True)
+
+
 def loop_of(run: Run) -> Loop:
     """What the run says about every agent's loop."""
     return Loop(
@@ -86,7 +99,14 @@ def loop_of(run: Run) -> Loop:
 
 
 def build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
-    """Everything that agent `name` works with, checked and warmed up."""
+    """Everything that agent `name` works with, checked and warmed up; ConfigError when a part cannot be had."""
+    try:
+        return _build_parts(run, name, run_dir)
+    except (TaskError, RewardError, PolicyError) as error:
+        raise ConfigError(f"agents.{name}: {error}") from error
+
+
+def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
     config = run.agents[name]
     tasks = [load_task(task, seed=run.seed) for task in run.tasks]
     rewards = Rewards(config.rewards, config.reward_weights, policy=name)

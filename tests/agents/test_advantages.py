@@ -32,7 +32,8 @@ def test_batch_scaling_uses_the_given_spread() -> None:
     # all four: mean 1.25; squares 0.0625 + 1.5625 + 3.0625 + 0.0625 = 4.75; / 3
     std = batch_spread(groups)
     assert std == pytest.approx(np.sqrt(4.75 / 3))
-    np.testing.assert_allclose(group_advantages(groups[0], Objective(scale_rewards="batch"), std), np.array([0.5, -0.5]) / (std + 1e-4))
+    got = group_advantages(groups[0], Objective(scale_rewards="batch"), std)
+    np.testing.assert_allclose(got, np.array([0.5, -0.5]) / (std + 1e-4))
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
