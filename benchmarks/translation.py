@@ -66,9 +66,8 @@ def main() -> None:
             if arguments.json:
                 print(json.dumps(row))
             else:
-                print(
-                    f"{name:<10} {len(ends):>7} tokens  {row['us_per_1000_tokens']:>8.0f} us/1000  ×{row['ratio_to_encode']:.2f}"
-                )
+                cost = f"{row['us_per_1000_tokens']:>8.0f} us/1000  ×{row['ratio_to_encode']:.2f}"
+                print(f"{name:<10} {len(ends):>7} tokens  {cost}")
 
 
 if __name__ == "__main__":
