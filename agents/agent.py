@@ -149,7 +149,7 @@ class Agent:
         sampled = time.perf_counter()
         groups = await self._score(groups)
         await self._publish(groups, step)
-        gathered = await self._feed.gather(step, [prompt.id for prompt in prompts])
+        gathered = await self._feed.gather(step, [prompt.id for prompt in prompts], self._parts.rule.wants(groups))
         shared = await self._parts.rule.share(
             groups,
             gathered.experience,
@@ -163,9 +163,7 @@ class Agent:
         learned = await self._on_torch_thread(lambda: self._parts.learner.step(shared.rows, prompts=len(prompts)))
         self._version = Version(self._version.epoch, self._version.step + 1)
         await self._client.progress(step=step + 1, version=self._version)
-        busy = time.perf_counter() - started
-        if self._config.simulated_slowdown > 1:
-            await wait_stopped(stop, busy * (self._config.simulated_slowdown - 1))
+        await wait_stopped(stop, self._config.min_step_s - (time.perf_counter() - started))
         metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **self._streams(shared)}
         metrics |= self._feed.hits.take() | self._parts.receiver.take()
         metrics |= {

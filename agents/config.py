@@ -140,7 +140,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     micro_batch_size: rows per forward pass; any split gives the same update.
     device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps". threads: CPU threads of torch.
     skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
-    simulated_slowdown: stretches every step to this many times its length (1 = none), to study unequal speeds.
+    min_step_s: a step takes at least this long; for studying unequal speeds.
     """
 
     policy: PolicyConfig
@@ -160,14 +160,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     threads: int = 1
-    simulated_slowdown: float = 1.0
+    min_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_range(self, "prompts_per_step", "micro_batch_size", "threads", ge=1)
         check_range(self, "num_generations", ge=2)
         check_range(self, "learning_rate", "max_grad_norm", gt=0)
-        check_range(self, "weight_decay", ge=0)
-        check_range(self, "simulated_slowdown", ge=1)
+        check_range(self, "weight_decay", "min_step_s", ge=0)
         if not self.rewards:
             raise ValueError("`rewards` must name at least one reward function, got rewards=()")
         if self.reward_weights is not None and len(self.reward_weights) != len(self.rewards):

@@ -72,8 +72,8 @@ class PeerFeed:
         self._unfollowed: deque[StepPrompts] = deque(maxlen=MAX_ANNOUNCEMENTS)
         self.hits = HitCounter(self._teachers, window=rule.window)
 
-    async def gather(self, step: int, prompts: Collection[PromptId]) -> Gathered:
-        """Experience on this step's prompts and on those that the rule holds open.
+    async def gather(self, step: int, prompts: Collection[PromptId], wanted: Collection[PromptId]) -> Gathered:
+        """Each teacher's newest experience on the wanted ones of this step's prompts, and on those that the rule holds open.
 
         Waits for nobody in async mode. In lockstep, waits until every teacher closed `step`; PeerTimeoutError names those
         that did not within `step_timeout_s`. Cancelling loses nothing: what was read is asked for again.
@@ -83,7 +83,7 @@ class PeerFeed:
         if self._lockstep:
             await self._wait_for_step(step)
         self._absorb(step)
-        rows = await self._rows(step, prompts)
+        rows = await self._rows(step, wanted)
         for peer in self._teachers:
             self.hits.meet(peer, [key for key, attempt in self._attempts[peer].items() if self._usable(peer, attempt)])
         self.hits.close(step)
@@ -164,17 +164,20 @@ class PeerFeed:
                     if key in self._prompts:
                         self._attempts[peer][key] = _Attempt(closed.version, at_s)
 
-    async def _rows(self, step: int, prompts: Collection[PromptId]) -> list[Row]:
+    async def _rows(self, step: int, wanted: Collection[PromptId]) -> list[Row]:
         if not self._rule.kinds or not self._teachers:
             return []
-        known = set(prompts)
-        rows, cursor = await self._query(sorted(known), START, step)
-        waiting = sorted(set(self._rule.open_prompts()) - known)
-        if waiting:
-            # In lockstep a row may be passed over as too new now and wanted in a later step, so it is read from the start.
-            late, _ = await self._query(waiting, START if self._lockstep else self._rows_cursor, step)
-            rows += late
-        self._rows_cursor = cursor
+        rows: list[Row] = []
+        reached: list[Cursor] = []
+        waiting = sorted(set(self._rule.open_prompts()) - set(wanted))
+        # In lockstep a row may be passed over as too new now and wanted in a later step, so it is read from the start.
+        since = START if self._lockstep else self._rows_cursor
+        for prompts, after in ((sorted(set(wanted)), START), (waiting, since)):
+            if prompts:
+                found, cursor = await self._query(prompts, after, step)
+                rows += found
+                reached.append(cursor)
+        self._rows_cursor = min(reached, default=self._rows_cursor)
         return sorted(rows, key=lambda row: (row.experience.agent, row.experience.step, row.cursor))
 
     async def _query(self, prompts: Sequence[PromptId], after: Cursor, step: int) -> tuple[list[Row], Cursor]:
@@ -189,6 +192,7 @@ class PeerFeed:
                 max_step=step if self._lockstep else None,
                 max_age_s=self._rule.max_age_s,
                 max_lag=None if self._lockstep else self._rule.max_lag,
+                latest_only=True,
             )
             rows += got.rows
             after, more = got.cursor, got.more
@@ -211,6 +215,8 @@ class PeerFeed:
 
 async def wait_stopped(stop: asyncio.Event, seconds: float) -> None:
     """Wait `seconds`, less when the run is told to stop."""
+    if seconds <= 0:
+        return
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

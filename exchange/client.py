@@ -28,6 +28,7 @@ class Filters(TypedDict, total=False):
 
     agents: producers; without it all but the asker itself. steps: the producer's, inclusive. max_age_s: by the hub's
     clock. max_lag: in versions behind the producer's newest known one; rows of an earlier epoch never pass it.
+    latest_only: of the rows that fit the others, only each producer's newest of a kind on a prompt.
     """
 
     prompt_ids: Iterable[PromptId] | None
@@ -36,6 +37,7 @@ class Filters(TypedDict, total=False):
     max_step: int | None
     max_age_s: float | None
     max_lag: int | None
+    latest_only: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,7 @@ class Client:
                 max_step=filters.get("max_step"),
                 max_age_s=filters.get("max_age_s"),
                 max_lag=filters.get("max_lag"),
+                latest_only=filters.get("latest_only", False),
                 min_count=min_count,
                 deadline_s=deadline_s,
                 max_bytes=max_bytes,

@@ -122,7 +122,8 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     agents: producers; None means all but the asker. steps: the producer's, inclusive. max_age_s: by the hub's clock.
     max_lag: in versions behind the producer's newest; rows of an earlier epoch never pass it. The answer waits until
     min_count rows match or deadline_s has passed. max_bytes: of the answer, but at least one row.
-    received_bytes: of all Rows payloads since the WELCOME.
+    latest_only: of the rows that fit, only each producer's newest of a kind on a prompt. received_bytes: of all Rows
+    payloads since the WELCOME.
     Example: Gather(kinds=("successes",), prompt_ids=("4f0c…",), after=17, min_count=1, deadline_s=0.5).
     """
 
@@ -137,6 +138,7 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     min_count: int = 0
     deadline_s: float = 0.0
     max_bytes: int = 8 << 20
+    latest_only: bool = False
     received_bytes: int = 0
 
 

@@ -47,9 +47,7 @@ class Selector:
         records: list[Record] = []
         payload_bytes = header_bytes = matching = withheld = 0
         cut = False
-        for record in self._store.select(gather.kinds, gather.prompt_ids, gather.after):
-            if not self._matches(learner, gather, record, now):
-                continue
+        for record in self._candidates(learner, gather, now):
             if not self._allowed(learner, record):
                 withheld += not cut
                 continue
@@ -64,6 +62,15 @@ class Selector:
                 break
         cursor = records[-1].cursor if cut else max(self._store.newest, gather.after)
         return Selection(records=tuple(records), cursor=cursor, more=cut, matching=matching, withheld=withheld)
+
+    def _candidates(self, learner: AgentName, gather: Gather, now: float) -> Iterable[Record]:
+        """The records that pass every filter, in cursor order."""
+        selected = self._store.select(gather.kinds, gather.prompt_ids, gather.after)
+        matching = (record for record in selected if self._matches(learner, gather, record, now))
+        if not gather.latest_only:
+            return matching
+        latest = {(record.agent, record.kind, record.prompt_ids): record for record in matching}
+        return sorted(latest.values(), key=lambda record: record.cursor)
 
     def fits(self, learner: AgentName, gather: Gather, record: Record, now: float) -> bool:
         """Whether `learner` would get this one record."""

@@ -39,6 +39,9 @@ class IsolatedRule:
     def __init__(self, config: Isolated, objective: Objective, receiver: Receiver) -> None:
         self._objective = objective
 
+    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
+        return ()
+
     def open_prompts(self) -> Sequence[PromptId]:
         return ()
 

@@ -60,6 +60,9 @@ class PRPRule:
         self._receiver = receiver
         self.max_lag: int | None = config.max_lag
 
+    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
+        return [group.prompt.id for group in groups]
+
     def open_prompts(self) -> Sequence[PromptId]:
         return ()
 

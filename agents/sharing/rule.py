@@ -81,6 +81,10 @@ class SharingRule(Protocol):
     max_lag: int | None
     max_age_s: float | None
 
+    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
+        """Prompts of this step on which peers' experience is of use, once its groups are scored."""
+        ...
+
     def open_prompts(self) -> Sequence[PromptId]:
         """Prompts of earlier steps on which late experience is still of use."""
         ...

@@ -76,6 +76,9 @@ class SGTRule:
         self.window = config.window
         self.max_age_s: float | None = config.max_age_s
 
+    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
+        return [group.prompt.id for group in groups if self._opens(group)]
+
     def open_prompts(self) -> Sequence[PromptId]:
         return list(self._open)
 
@@ -86,12 +89,16 @@ class SGTRule:
         done = min(step / (steps - 1), 1.0)
         return (1 - done) * self._config.lambda_ + done * self._config.lambda_final
 
+    def _opens(self, group: Group) -> bool:
+        """Whether a peer's success on the group's prompt would be learned from: it was judged and failed throughout."""
+        rewards = rewards_of(group)
+        failed = bool((rewards < self._config.threshold).any()) and not (rewards >= self._config.threshold).any()
+        return failed or self._config.gate == "off"
+
     def _update_open(self, groups: Sequence[Group], step: int) -> int:
         """Open this step's failures, close what succeeded since or waited too long; return how many waited in vain."""
         for group in groups:
-            rewards = rewards_of(group)
-            failed = bool((rewards < self._config.threshold).any()) and not (rewards >= self._config.threshold).any()
-            if failed or self._config.gate == "off":
+            if self._opens(group):
                 self._open[group.prompt.id] = _Open(group, step)
             else:
                 self._open.pop(group.prompt.id, None)

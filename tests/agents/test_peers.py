@@ -30,6 +30,9 @@ class Rule:
         self.max_lag = max_lag
         self.open: list[PromptId] = []
 
+    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
+        raise AssertionError("the feed is told what is wanted")
+
     def open_prompts(self) -> Sequence[PromptId]:
         return self.open
 
@@ -73,14 +76,14 @@ def steps_of(experience: Peers, key: str) -> list[int]:
 async def test_rows_on_own_prompts_only(clients: tuple[Client, Client]) -> None:
     alpha, beta = clients
     await close_step(beta, 0, "p0", "p1")
-    gathered = await feed(alpha).gather(0, [PromptId("p0")])
+    gathered = await feed(alpha).gather(0, [PromptId("p0")], [PromptId("p0")])
     assert steps_of(gathered.experience, "p0") == [0]
     assert "p1" not in gathered.experience
 
 
 async def test_nobody_waits_in_async_mode(clients: tuple[Client, Client]) -> None:
     async with asyncio.timeout(2):
-        gathered = await feed(clients[0]).gather(5, [PromptId("p0")])
+        gathered = await feed(clients[0]).gather(5, [PromptId("p0")], [PromptId("p0")])
     assert not gathered.experience
 
 
@@ -88,11 +91,11 @@ async def test_an_open_prompt_gets_late_rows_once(clients: tuple[Client, Client]
     alpha, beta = clients
     rule = Rule(window=4)
     mine = feed(alpha, rule)
-    await mine.gather(0, [PromptId("p0")])
+    await mine.gather(0, [PromptId("p0")], [PromptId("p0")])
     rule.open = [PromptId("p0")]
     await close_step(beta, 0, "p0")
-    assert steps_of((await mine.gather(1, [PromptId("p1")])).experience, "p0") == [0]
-    assert steps_of((await mine.gather(2, [PromptId("p2")])).experience, "p0") == []
+    assert steps_of((await mine.gather(1, [PromptId("p1")], [PromptId("p1")])).experience, "p0") == [0]
+    assert steps_of((await mine.gather(2, [PromptId("p2")], [PromptId("p2")])).experience, "p0") == []
 
 
 async def test_rows_behind_the_producers_newest_version_are_left_out(clients: tuple[Client, Client]) -> None:
@@ -100,7 +103,7 @@ async def test_rows_behind_the_producers_newest_version_are_left_out(clients: tu
     await close_step(beta, 0, "p0", version=0)
     await close_step(beta, 1, "p1", version=9)
     mine = feed(alpha, Rule(max_lag=8))
-    gathered = await mine.gather(0, [PromptId("p0"), PromptId("p1")])
+    gathered = await mine.gather(0, [PromptId("p0"), PromptId("p1")], [PromptId("p0"), PromptId("p1")])
     assert set(gathered.experience) == {"p1"}
     assert mine.hits.take() == {"peer/beta/hit_rate": 0.5, "peer/beta/prompts": 2.0}
 
@@ -109,7 +112,7 @@ async def test_lag_is_reported_against_the_producers_newest_version(clients: tup
     alpha, beta = clients
     await close_step(beta, 0, "p0", version=2)
     await close_step(beta, 1, "p1", version=5)
-    gathered = await feed(alpha).gather(0, [PromptId("p0"), PromptId("p1")])
+    gathered = await feed(alpha).gather(0, [PromptId("p0"), PromptId("p1")], [PromptId("p0"), PromptId("p1")])
     assert gathered.metrics["sample/staleness_max"] == 3
     assert gathered.metrics["sample/staleness_mean"] == 1.5
 
@@ -118,7 +121,7 @@ async def test_a_peer_that_tried_and_failed_is_a_hit_though_it_has_no_row(client
     alpha, beta = clients
     await beta.publish(StepPrompts(agent=BETA, step=0, version=Version(beta.epoch, 0), prompt_ids=(PromptId("p0"),)))
     mine = feed(alpha)
-    await mine.gather(0, [PromptId("p0"), PromptId("p1")])
+    await mine.gather(0, [PromptId("p0"), PromptId("p1")], [PromptId("p0"), PromptId("p1")])
     assert mine.hits.take()["peer/beta/hit_rate"] == 0.5
 
 
@@ -126,23 +129,23 @@ async def test_lockstep_waits_for_the_step_and_looks_no_further(clients: tuple[C
     alpha, beta = clients
     await close_step(beta, 0, "p0")
     mine = feed(alpha, lockstep=True)
-    assert steps_of((await mine.gather(0, [PromptId("p0")])).experience, "p0") == [0]
-    waiting = asyncio.create_task(mine.gather(1, [PromptId("p0")]))
+    assert steps_of((await mine.gather(0, [PromptId("p0")], [PromptId("p0")])).experience, "p0") == [0]
+    waiting = asyncio.create_task(mine.gather(1, [PromptId("p0")], [PromptId("p0")]))
     await asyncio.sleep(0)
     assert not waiting.done()
     await close_step(beta, 1, "p0")
     await close_step(beta, 2, "p0")
     async with asyncio.timeout(10):
         gathered = await waiting
-    assert steps_of(gathered.experience, "p0") == [0, 1]
-    assert gathered.metrics["sample/staleness_max"] == 1
+    assert steps_of(gathered.experience, "p0") == [1]
+    assert gathered.metrics["sample/staleness_max"] == 0
 
 
 async def test_lockstep_names_the_peer_that_does_not_come(clients: tuple[Client, Client]) -> None:
     alpha, beta = clients
     await close_step(beta, 0, "p0")
     with pytest.raises(PeerTimeoutError, match=r"step 3 for beta .*beta 0"):
-        await feed(alpha, lockstep=True, step_timeout_s=0.05).gather(3, [PromptId("p0")])
+        await feed(alpha, lockstep=True, step_timeout_s=0.05).gather(3, [PromptId("p0")], [PromptId("p0")])
 
 
 async def test_follow_takes_the_newest_closed_steps_of_a_peer_that_is_ahead(clients: tuple[Client, Client]) -> None:
@@ -161,3 +164,20 @@ async def test_nobody_follows_a_peer_that_is_not_ahead(clients: tuple[Client, Cl
     await close_step(beta, 0, "p0")
     await mine.refresh()
     assert mine.follow(0, 2) == []
+
+
+async def test_only_wanted_prompts_are_asked_for_and_all_count_as_hits(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    await close_step(beta, 0, "p0", "p1")
+    mine = feed(alpha)
+    gathered = await mine.gather(0, [PromptId("p0"), PromptId("p1")], [PromptId("p1")])
+    assert set(gathered.experience) == {"p1"}
+    assert mine.hits.take() == {"peer/beta/hit_rate": 1.0, "peer/beta/prompts": 2.0}
+
+
+async def test_each_teachers_newest_row_on_a_prompt_is_what_comes(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    for step in range(3):
+        await close_step(beta, step, "p0")
+    gathered = await feed(alpha).gather(0, [PromptId("p0")], [PromptId("p0")])
+    assert steps_of(gathered.experience, "p0") == [2]

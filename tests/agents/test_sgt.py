@@ -162,3 +162,9 @@ def test_the_draw_is_uniform_over_peers_first() -> None:
 def test_the_draw_offers_every_success_once() -> None:
     order = draw_order([successes(b"a", b"b"), successes(b"c", agent="gamma")], np.random.default_rng(1))
     assert sorted(text.text for _, text in order) == [b"a", b"b", b"c"]
+
+
+def test_only_failures_want_experience_unless_the_gate_is_open() -> None:
+    groups = [make_group(make_prompt("p0"), [0, 0]), make_group(make_prompt("p1"), [1, 0])]
+    assert make_rule()[0].wants(groups) == ["p0"]
+    assert make_rule(SGT(gate="off"))[0].wants(groups) == ["p0", "p1"]

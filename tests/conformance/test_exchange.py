@@ -246,3 +246,13 @@ async def test_an_error_in_the_block_comes_out_as_it_is(serving: Any) -> None:
         with pytest.raises(KeyError, match="mine"):
             async with connect("alpha"):
                 raise KeyError("mine")
+
+
+async def test_latest_only_leaves_each_producers_newest_row_on_a_prompt_that_passes_the_filters(serving: Any) -> None:
+    async with serving() as connect, connect("alpha") as alpha, connect("beta") as beta, connect("gamma") as gamma:
+        for step, prompt in ((0, "p"), (1, "q"), (2, "p"), (3, "p")):
+            await alpha.publish(rewards_of("alpha", step, prompt))
+        await beta.publish(rewards_of("beta", 0, "p"))
+        got = await gamma.gather(kinds={"rewards"}, max_step=2, latest_only=True)
+        assert [(row.experience.agent, row.experience.step) for row in got.rows] == [("alpha", 1), ("alpha", 2), ("beta", 0)]
+        assert (await gamma.gather(kinds={"rewards"}, after=got.cursor, latest_only=True)).rows == []
