@@ -146,6 +146,7 @@ class Learner:
                 logits = completion_logits(self._model, item.batch, temperature=self._settings.temperature)
                 current = token_logprobs(logits, item.batch)
                 logprobs = LogProbs(current=current, old=current.detach() if item.old is None else item.old, ref=item.ref)
+                _compare_with_sampler(logprobs.old, item.batch, stats)
                 loss = torch.zeros((), device=self._device, dtype=self._dtype)
                 for component, denominator in zip(active, denominators, strict=True):
                     term = component.term(item.batch, logprobs)
@@ -156,3 +157,15 @@ class Learner:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
         return total
+
+
+@torch.no_grad()
+def _compare_with_sampler(old: Tensor, batch: MicroBatch, stats: defaultdict[str, list[float]]) -> None:
+    """How far the sampler's log-probs lie from the learner's at the start of the step; a fault in either shows here."""
+    if batch.sampled_logprobs is None:
+        return
+    difference = (old - batch.sampled_logprobs).abs()[batch.mask]
+    mean, worst = stats["sampling/sampling_logp_difference/mean"], stats["sampling/sampling_logp_difference/max"]
+    mean[0] += float(difference.sum())
+    mean[1] += len(difference)
+    worst[:] = [max(worst[0], float(difference.max())), 1.0]

@@ -22,7 +22,7 @@ class MicroBatch:
     """input_ids, attention_mask, position_ids [B, Tp + T]; completion_ids, mask [B, T]; advantages, weights [B].
 
     span_ids [B, T]: index of each token's span in span_logprobs [S] over the whole microbatch, -1 outside; None when no
-    row has spans.
+    row has spans. sampled_logprobs [B, T]: the sampler's, 0 where padded; None unless every row has them.
     """
 
     rows: Sequence[Row]
@@ -35,6 +35,7 @@ class MicroBatch:
     weights: Tensor
     span_ids: Tensor | None
     span_logprobs: Tensor | None
+    sampled_logprobs: Tensor | None
 
 
 def split(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
@@ -51,12 +52,15 @@ def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device, dtype: to
     ids = np.full((len(rows), prompt_width + width), pad_id, dtype=np.int64)
     attention = np.zeros(ids.shape, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=bool)
+    sampled = np.zeros((len(rows), width), dtype=np.float32)
     for index, row in enumerate(rows):
         start, stop = prompt_width - len(row.prompt_ids), prompt_width + len(row.ids)
         ids[index, start:prompt_width] = row.prompt_ids
         ids[index, prompt_width:stop] = row.ids
         attention[index, start:stop] = 1
         mask[index, : len(row.ids)] = True
+        if row.sampled_logprobs is not None:
+            sampled[index, : len(row.ids)] = row.sampled_logprobs
     span_ids, span_logprobs = _collate_spans(rows, width)
     input_ids = torch.from_numpy(ids).to(device)
     return MicroBatch(
@@ -70,6 +74,9 @@ def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device, dtype: to
         weights=torch.tensor([row.weight for row in rows], dtype=dtype, device=device),
         span_ids=None if span_ids is None else torch.from_numpy(span_ids).to(device),
         span_logprobs=None if span_logprobs is None else torch.from_numpy(span_logprobs).to(device, dtype),
+        sampled_logprobs=None
+        if any(row.sampled_logprobs is None for row in rows)
+        else torch.from_numpy(sampled).to(device, dtype),
     )
 
 

@@ -40,7 +40,10 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One completion to train on: prompt_ids [Tp], ids [T], and one advantage and weight for all of its tokens."""
+    """One completion to train on: prompt_ids [Tp], ids [T], and one advantage and weight for all of its tokens.
+
+    sampled_logprobs [T]: what the sampler said of the policy's own tokens; None for peers' rows.
+    """
 
     stream: Stream
     prompt_ids: npt.NDArray[np.int32]
@@ -48,6 +51,7 @@ class Row:
     advantage: float = 0.0
     weight: float = 1.0
     spans: Spans | None = None
+    sampled_logprobs: npt.NDArray[np.float32] | None = None
 
 
 def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objective: Objective) -> list[Row]:
@@ -57,7 +61,13 @@ def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objectiv
     baseline), so that no loss denominator counts it.
     """
     return [
-        Row(stream=Stream.OWN, prompt_ids=group.prompt_ids, ids=completion.ids, advantage=float(advantage))
+        Row(
+            stream=Stream.OWN,
+            prompt_ids=group.prompt_ids,
+            ids=completion.ids,
+            advantage=float(advantage),
+            sampled_logprobs=completion.logprobs,
+        )
         for group, group_advantages in zip(groups, advantages, strict=True)
         for completion, advantage in zip(group.completions, group_advantages, strict=True)
         if not np.isnan(advantage) and (completion.finished or not objective.mask_truncated_completions)

@@ -1,5 +1,7 @@
 """The learner: one step whatever the split, dead rows, several iterations, non-finite gradients, half precision."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -150,3 +152,16 @@ def test_small_updates_are_not_lost_in_bfloat16() -> None:
     # 100 steps of 1e-4 make 0.01; each alone is far below bfloat16's spacing of 2^-8 at 1.
     torch.testing.assert_close(weight.detach().float(), torch.full((4,), 0.99), rtol=0, atol=2**-8)
     assert weight[0] < 1
+
+
+def test_the_samplers_logprobs_are_compared_with_the_learners() -> None:
+    model = BigramLM(5, seed=0)
+    table = torch.log_softmax(model.table.detach(), dim=-1)
+    exact = np.array([table[0, 1], table[1, 2]], dtype=np.float32)
+    rows = [
+        replace(own([1, 2], 1.0), sampled_logprobs=exact),
+        replace(own([1, 2], -0.5), sampled_logprobs=exact + np.array([0.0, 0.4], dtype=np.float32)),
+    ]
+    metrics = make_learner(model).step(rows, prompts=1)
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-6)
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(0.4, abs=1e-6)
