@@ -52,7 +52,7 @@ def scaled(differences: Advantages, std: float, objective: Objective, batch_std:
 
 
 def group_advantages(rewards: Rewards, objective: Objective, batch_std: float) -> Advantages:
-    """GRPO: A_i = (r_i - mean R) / (std R + eps), ddof 1 (Shao et al., arXiv 2402.03300, eq. 4; std as in TRL).
+    """GRPO: A_i = (r_i - mean R) / (std R + eps), ddof 1 (Shao et al., arXiv 2402.03300, outcome supervision; std as in TRL).
 
     baseline = "leave_one_out" takes the mean of the other rewards instead (RLOO, Ahmadian et al., arXiv 2402.14740).
     Returns float64 [G], NaN where the reward is; exactly 0 for a group of equal rewards and for a lone reward.

@@ -31,7 +31,7 @@ from agents.config import AgentConfig
 from agents.evaluate import TaskScore, evaluate
 from agents.learner import Learner
 from agents.metrics import group_metrics, rescue_line
-from agents.peers import PeerFeed, wait_stopped
+from agents.peers import PeerFeed, next_step
 from agents.policies.policy import Policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
@@ -40,6 +40,7 @@ from agents.rows import Stream
 from agents.samplers.hf import HFSampler
 from agents.sharing.rule import Shared, SharingRule
 from agents.sink import JsonlSink
+from agents.stopping import pause, unless_stopped
 from agents.tasks.load import TaskData
 from agents.tasks.schedule import draw
 from agents.types import Group, Prompt
@@ -62,6 +63,7 @@ class Loop:
     schedule: Literal["seed", "follow"]
     evaluate_every: int
     evaluation_batch_size: int
+    success_threshold: float
     checkpoint_every: int
     step_timeout_s: float
 
@@ -116,6 +118,7 @@ class Agent:
         # Agents of one run must not share their random numbers, or equal policies would sample alike.
         self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
         self._rescues_logged = 0
+        self._met: set[int] = set()
 
     async def run(self, stop: asyncio.Event) -> bool:
         """Train; returns whether all steps were made. `stop` ends the loop within the current step, with a checkpoint.
@@ -144,12 +147,16 @@ class Agent:
     async def _step(self, step: int, stop: asyncio.Event) -> bool:
         """One step; False when told to stop before it had learned."""
         started = time.perf_counter()
-        prompts = await self._draw(step)
+        prompts = await self._draw()
         groups = await self._sample(prompts, step)
         sampled = time.perf_counter()
         groups = await self._score(groups)
         await self._publish(groups, step)
-        gathered = await self._feed.gather(step, [prompt.id for prompt in prompts], self._parts.rule.wants(groups))
+        gathered = await unless_stopped(
+            stop, self._feed.gather(step, [prompt.id for prompt in prompts], self._parts.rule.wants(groups))
+        )
+        if gathered is None:
+            return False
         shared = await self._parts.rule.share(
             groups,
             gathered.experience,
@@ -163,7 +170,7 @@ class Agent:
         learned = await self._on_torch_thread(lambda: self._parts.learner.step(shared.rows, prompts=len(prompts)))
         self._version = Version(self._version.epoch, self._version.step + 1)
         await self._client.progress(step=step + 1, version=self._version)
-        await wait_stopped(stop, self._config.min_step_s - (time.perf_counter() - started))
+        await pause(stop, self._config.min_step_s - (time.perf_counter() - started))
         metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **self._streams(shared)}
         metrics |= self._feed.hits.take() | self._parts.receiver.take()
         metrics |= {
@@ -180,14 +187,18 @@ class Agent:
             await self._checkpoint(f"step-{step + 1:06d}", step + 1)
         return True
 
-    async def _draw(self, step: int) -> list[Prompt]:
+    async def _draw(self) -> list[Prompt]:
         count = self._config.prompts_per_step
         chosen: list[Prompt] = []
         if self._loop.schedule == "follow":
             await self._feed.refresh()
-            chosen = self._feed.follow(step, count)
+            chosen = self._feed.follow(self._met, count)
+        if len(chosen) == count:
+            return chosen
         have = {prompt.id for prompt in chosen}
-        drawn = draw(self._train, seed=self._loop.seed, step=step, count=count)
+        own = next_step(self._met)
+        self._met.add(own)
+        drawn = draw(self._train, seed=self._loop.seed, step=own, count=count)
         return (chosen + [prompt for prompt in drawn if prompt.id not in have])[:count]
 
     async def _sample(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
@@ -229,6 +240,7 @@ class Agent:
             self._parts.tasks,
             self._parts.rewards,
             batch_size=self._loop.evaluation_batch_size,
+            threshold=self._loop.success_threshold,
             executor=self._torch,
         )
         self._log(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})

@@ -137,7 +137,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One agent. `[defaults]` in a run file sets any of these for all agents; `[agents.NAME]` wins over it.
 
     prompts_per_step: P, prompts drawn each step. num_generations: G, completions per prompt.
-    micro_batch_size: rows per forward pass; any split gives the same update.
+    micro_batch_size: rows per forward pass; any split gives the same update, but for rounding.
     device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps". threads: CPU threads of torch.
     skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
     min_step_s: a step takes at least this long; for studying unequal speeds.

@@ -92,7 +92,7 @@ class Learner:
         for _ in range(self._settings.num_iterations):
             stats.clear()
             loss = self._accumulate(planned, by_stream, prompts, stats)
-            norm, stepped = self._optimizer.step()
+            norm, stepped = self._optimizer.step(loss)
             metrics["loss"], metrics["grad_norm"] = loss, norm
             self._count_non_finite(stepped, loss, metrics)
         metrics.update({name: total / count for name, (total, count) in stats.items() if count})

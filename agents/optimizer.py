@@ -5,6 +5,7 @@ An update of 1e-6 relative size vanishes in bfloat16, whose spacing is 2^-8; the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -28,13 +29,13 @@ class MasterAdamW:
         )
         self._max_grad_norm = max_grad_norm
 
-    def step(self) -> tuple[float, bool]:
-        """Apply the accumulated gradients. Returns their norm before clipping, and whether a step was made.
+    def step(self, loss: float) -> tuple[float, bool]:
+        """Apply the gradients of `loss`. Returns their norm before clipping, and whether a step was made.
 
-        A non-finite norm changes nothing but clears the gradients.
+        A non-finite loss or norm changes nothing but clears the gradients.
         """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
-        finite = norm == norm and norm not in (float("inf"), float("-inf"))
+        finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
             for parameter, master in zip(self._parameters, self._masters, strict=True):
                 if master is not parameter and parameter.grad is not None:

@@ -6,7 +6,7 @@ looks only at what was published up to that step, in an order that does not depe
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,6 +21,9 @@ from exchange.types import START, AgentName, Cursor, PromptExperience, PromptId,
 
 MAX_ANNOUNCEMENTS = 256
 """Closed steps remembered per teacher, to be followed; an agent further behind takes newer ones anyway."""
+
+NOTHING_CLOSED = (0, -1)
+"""(epoch, step) of a teacher that has closed no step; a teacher that came back counts from its new epoch."""
 
 LONG_POLL_S = 5.0
 """How long one question to the hub may wait, so that a lost hub is noticed."""
@@ -62,12 +65,14 @@ class PeerFeed:
         self._prompts = prompts
         self._lockstep = lockstep
         self._step_timeout_s = step_timeout_s
+        # Ages are the clock's, and in lockstep nothing may depend on a clock.
+        self._max_age_s = None if lockstep else rule.max_age_s
         self._clock = clock
         self._steps_cursor = START
         self._rows_cursor = START
         self._pending: dict[AgentName, deque[tuple[StepPrompts, float]]] = {peer: deque() for peer in self._teachers}
         self._attempts: dict[AgentName, dict[PromptId, _Attempt]] = {peer: {} for peer in self._teachers}
-        self._closed: dict[AgentName, int] = dict.fromkeys(self._teachers, -1)
+        self._closed: dict[AgentName, tuple[int, int]] = dict.fromkeys(self._teachers, NOTHING_CLOSED)
         self._newest: dict[AgentName, Version] = {}
         self._unfollowed: deque[StepPrompts] = deque(maxlen=MAX_ANNOUNCEMENTS)
         self.hits = HitCounter(self._teachers, window=rule.window)
@@ -76,7 +81,7 @@ class PeerFeed:
         """Each teacher's newest experience on the wanted ones of this step's prompts, and on those that the rule holds open.
 
         Waits for nobody in async mode. In lockstep, waits until every teacher closed `step`; PeerTimeoutError names those
-        that did not within `step_timeout_s`. Cancelling loses nothing: what was read is asked for again.
+        that did not within `step_timeout_s`. Call it once per step; cancelled, the step cannot be gathered again.
         """
         self.hits.draw(step, prompts)
         await self._tail()
@@ -100,15 +105,21 @@ class PeerFeed:
             metrics |= {"sample/staleness_mean": sum(known) / len(known), "sample/staleness_max": float(max(known))}
         return Gathered(experience=experience, metrics=metrics)
 
-    def follow(self, step: int, count: int) -> list[Prompt]:
-        """Up to `count` known prompts of the newest closed steps not yet followed, if a teacher is ahead of `step`."""
-        if not any(closed.step > step for closed in self._unfollowed):
-            return []
+    def follow(self, met: set[int], count: int) -> list[Prompt]:
+        """Up to `count` known prompts of the newest steps that teachers closed and this agent has not met.
+
+        met: steps of the common schedule that this agent trained on, by itself or by following; those followed now are
+        added. Only an agent that is behind follows: a teacher must have closed a step beyond the agent's own next one.
+        """
+        own_next = next_step(met)
+        ahead = [closed for closed in self._unfollowed if closed.step > own_next and closed.step not in met]
         chosen: dict[PromptId, Prompt] = {}
-        while self._unfollowed and len(chosen) < count:
-            newest = max(self._unfollowed, key=lambda closed: (closed.step, closed.agent))
-            self._unfollowed.remove(newest)
-            for key in newest.prompt_ids:
+        for closed in sorted(ahead, key=lambda closed: (closed.version.epoch, closed.step, closed.agent), reverse=True):
+            if len(chosen) >= count:
+                break
+            self._unfollowed.remove(closed)
+            met.add(closed.step)
+            for key in closed.prompt_ids:
                 if key in self._prompts and len(chosen) < count:
                     chosen[key] = self._prompts[key]
         return list(chosen.values())
@@ -128,19 +139,19 @@ class PeerFeed:
                 closed = row.experience
                 if isinstance(closed, StepPrompts):
                     self._pending[closed.agent].append((closed, self._clock() - row.age_s))
-                    self._closed[closed.agent] = max(self._closed[closed.agent], closed.step)
+                    self._closed[closed.agent] = max(self._closed[closed.agent], (closed.version.epoch, closed.step))
             self._steps_cursor, more = got.cursor, got.more
             if not self._lockstep:
                 self._newest |= got.newest
 
     async def _wait_for_step(self, step: int) -> None:
         deadline = self._clock() + self._step_timeout_s
-        while missing := [peer for peer in self._teachers if self._closed[peer] < step]:
+        while missing := [peer for peer in self._teachers if self._closed[peer][1] < step]:
             left = deadline - self._clock()
             if left <= 0:
                 raise PeerTimeoutError(
                     f"waited {self._step_timeout_s:g} s in step {step} for {', '.join(missing)} to close it "
-                    f"(last closed: {', '.join(f'{peer} {self._closed[peer]}' for peer in missing)}); "
+                    f"(last closed: {', '.join(f'{peer} {self._closed[peer][1]}' for peer in missing)}); "
                     "look at their logs, or raise step_timeout_s"
                 )
             await self._client.gather(
@@ -172,7 +183,8 @@ class PeerFeed:
         waiting = sorted(set(self._rule.open_prompts()) - set(wanted))
         # In lockstep a row may be passed over as too new now and wanted in a later step, so it is read from the start.
         since = START if self._lockstep else self._rows_cursor
-        for prompts, after in ((sorted(set(wanted)), START), (waiting, since)):
+        # The open ones first: what arrives between the two questions is then asked for again rather than passed over.
+        for prompts, after in ((waiting, since), (sorted(set(wanted)), START)):
             if prompts:
                 found, cursor = await self._query(prompts, after, step)
                 rows += found
@@ -190,9 +202,9 @@ class PeerFeed:
                 agents=set(self._teachers),
                 after=after,
                 max_step=step if self._lockstep else None,
-                max_age_s=self._rule.max_age_s,
+                max_age_s=self._max_age_s,
                 max_lag=None if self._lockstep else self._rule.max_lag,
-                latest_only=True,
+                latest_only=self._rule.latest_only,
             )
             rows += got.rows
             after, more = got.cursor, got.more
@@ -209,16 +221,10 @@ class PeerFeed:
         return self._rule.max_lag is None or (lag is not None and lag <= self._rule.max_lag)
 
     def _usable(self, peer: AgentName, attempt: _Attempt) -> bool:
-        fresh = self._rule.max_age_s is None or self._clock() - attempt.at_s <= self._rule.max_age_s
+        fresh = self._max_age_s is None or self._clock() - attempt.at_s <= self._max_age_s
         return fresh and self._within_lag(self._lag(peer, attempt.version))
 
 
-async def wait_stopped(stop: asyncio.Event, seconds: float) -> None:
-    """Wait `seconds`, less when the run is told to stop."""
-    if seconds <= 0:
-        return
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return
+def next_step(met: Collection[int]) -> int:
+    """The first step of the common schedule that is not among the met ones."""
+    return next(step for step in itertools.count() if step not in met)

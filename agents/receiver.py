@@ -11,7 +11,7 @@ from agents.policies.tokenizer import PolicyTokenizer
 from agents.rewards.rewards import Rewards
 from agents.sharing.rule import PeerText
 from agents.types import Prompt
-from tokenalign import Residual, TokenAlignError, Translation, Translator
+from tokenalign import Residual, TokenAlignError, TooLongError, Translation, TranslationError, Translator
 
 
 class PeerReceiver:
@@ -19,6 +19,8 @@ class PeerReceiver:
 
     def __init__(self, tokenizer: PolicyTokenizer, rewards: Rewards, *, max_completion_length: int) -> None:
         self._translator = Translator(tokenizer.encoder, tokenizer.table, eos_id=tokenizer.eos_id)
+        self._table = tokenizer.table
+        self._eos_id = tokenizer.eos_id
         self._rewards = rewards
         self._max_tokens = max_completion_length
         self.tokenizer_fingerprint = tokenizer.fingerprint
@@ -41,24 +43,44 @@ class PeerReceiver:
                 source_has_eos=peer.has_eos,
                 max_tokens=self._max_tokens,
             )
-        except TokenAlignError:
-            self._refused += 1
+        except TokenAlignError as error:
+            self._refuse(error)
             raise
         self._residual += translation.residual
         self._tokens_in += len(peer.token_ends)
         return translation
 
+    def adopt(self, peer: PeerText, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The sampled ids of a peer with the own tokenizer, checked against its text and the own limits."""
+        try:
+            content = ids[:-1] if peer.has_eos else ids
+            if self._table.bytes_of(content) != peer.text:
+                raise TranslationError(f"ids of an equal tokenizer must spell their text, got others for {peer.text[:40]!r}")
+            adopted = np.append(content, np.int32(self._eos_id)) if peer.finished else content
+            if len(adopted) > self._max_tokens:
+                raise TooLongError(f"a peer's row has {len(adopted)} tokens, allowed are {self._max_tokens}")
+        except TokenAlignError as error:
+            self._refuse(error)
+            raise
+        self._residual += Residual(n_tokens=len(adopted), n_exact=len(adopted), n_groups=len(adopted))
+        self._tokens_in += len(ids)
+        return adopted
+
+    def _refuse(self, error: TokenAlignError) -> None:
+        self._refused += 1
+        if isinstance(error, TranslationError):
+            self._residual += Residual(text_bytes=error.text_bytes)
+
     def take(self) -> dict[str, float]:
         """Metrics `thl/*` since the last call."""
-        metrics = {"thl/refused": float(self._refused)}
         residual = self._residual
+        metrics = {"thl/refused": float(self._refused), "thl/text_bytes_changed": float(residual.text_bytes)}
         if residual.n_tokens:
             metrics |= {
                 "thl/tokens_in": float(self._tokens_in),
                 "thl/tokens_out": float(residual.n_tokens),
                 "thl/aligned_fraction": residual.n_exact / residual.n_tokens,
                 "thl/residual": residual.struct,
-                "thl/text_bytes_changed": float(residual.text_bytes),
                 "thl/tail_bytes": float(residual.tail_bytes),
             }
         self._residual, self._refused, self._tokens_in = Residual(), 0, 0

@@ -68,6 +68,9 @@ class ScriptedReceiver:
         self.verified += texts
         return np.array([self._judge(*pair) for pair in zip(prompts, texts, strict=True)], dtype=np.float32)
 
+    def adopt(self, peer: PeerText, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        return ids
+
     def translate(self, peer: PeerText) -> Translation:
         if self._translator is None:
             raise AssertionError("this test does not expect a translation")

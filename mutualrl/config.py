@@ -54,10 +54,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Greedy accuracy on held-out prompts before the first step, every `every` steps (0: never), and at the end."""
+    """Greedy accuracy on held-out prompts before the first step, every `every` steps (0: never), and at the end.
+
+    threshold: the reward from which a completion counts as correct.
+    """
 
     every: int = 20
     batch_size: int = 256
+    threshold: float = 1.0
 
     def __post_init__(self) -> None:
         check_range(self, "every", ge=0)

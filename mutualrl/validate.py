@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agents.errors import RewardError, TaskError
 from agents.rewards.functions import BUILT_IN, find_reward
-from agents.sharing.config import Isolated
+from agents.sharing.config import PRP, Isolated
 from agents.tasks.config import Data
 from agents.tasks.load import load_task
 from mutualrl.config import Run
@@ -101,6 +101,14 @@ def _warnings(run: Run) -> Iterator[str]:
             yield f"{name} is alone: it runs as isolated"
         else:
             yield f"{name} is alone: no edge of the topology brings what its sharing rule needs; it runs as isolated"
+    for name, agent in run.agents.items():
+        if agent.sampling.top_p < 1 or agent.sampling.top_k > 0:
+            yield (
+                f"{name} samples from a cut support (top_p, top_k), but learns under the full one: "
+                "ratios and log-probs of the two differ"
+            )
+        if isinstance(agent.sharing, PRP) and agent.sharing.denominator == "receiver" and agent.objective.num_iterations == 1:
+            yield f'{name}: with denominator="receiver" and one iteration every peer ratio is 1 and the clip never acts'
     threads = sum(agent.threads for agent in run.agents.values())
     cores = os.cpu_count() or 1
     if threads > cores:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import exchange
 from agents.agent import Agent, Loop, Parts
@@ -24,6 +24,7 @@ from agents.samplers.hf import HFSampler
 from agents.sharing import make_rule
 from agents.sharing.config import SGT
 from agents.sink import JsonlSink
+from agents.stopping import unless_stopped
 from agents.tasks.load import TaskData, load_task
 from agents.warm_start import warm_start
 from exchange.types import AgentName
@@ -47,7 +48,12 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     run, manifest = run_dir.read_config(), run_dir.read_manifest()
     config = run.agents[name]
     agent_name = AgentName(name)
-    parts = await _unless_stopped(stop, lambda: build_parts(run, agent_name, run_dir))
+    # Building and warming up a policy takes seconds, on a thread that the end of the process ends: told to stop, there is
+    # nothing yet that would be worth saving.
+    builder = ThreadPoolExecutor(1, thread_name_prefix="build")
+    building = asyncio.get_running_loop().run_in_executor(builder, build_parts, run, agent_name, run_dir)
+    parts = await unless_stopped(stop, building)
+    builder.shutdown(wait=False)
     if parts is None:
         return
     client = exchange.connect(
@@ -61,27 +67,10 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
             parts,
             ex,
             teachers=[AgentName(teacher) for teacher in teachers(run, name)],
-            started_at_s=time.time(),
+            started_at_s=datetime.fromisoformat(manifest.started).timestamp(),
         )
         finished = await agent.run(stop)
     logger.info("%s %s", name, "finished" if finished else "stopped early, with a checkpoint")
-
-
-async def _unless_stopped(stop: asyncio.Event, build: Callable[[], Parts]) -> Parts | None:
-    """What `build` makes, or None as soon as `stop` is set: nothing has been learned yet that would be worth saving.
-
-    Building and warming up a policy takes seconds. It runs on a thread of its own, which the end of the process ends.
-    """
-    builder = ThreadPoolExecutor(1, thread_name_prefix="build")
-    building = asyncio.get_running_loop().run_in_executor(builder, build)
-    stopped = asyncio.create_task(stop.wait())
-    either: list[asyncio.Future[Any]] = [building, stopped]
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        return building.result() if building.done() and not stop.is_set() else None
-    finally:
-        stopped.cancel()
-        builder.shutdown(wait=False, cancel_futures=True)
 
 
 def loop_of(run: Run) -> Loop:
@@ -93,6 +82,7 @@ def loop_of(run: Run) -> Loop:
         schedule=run.schedule,
         evaluate_every=run.evaluation.every,
         evaluation_batch_size=run.evaluation.batch_size,
+        success_threshold=run.evaluation.threshold,
         checkpoint_every=run.checkpoint_every,
         step_timeout_s=run.step_timeout_s,
     )

@@ -3,7 +3,7 @@
     k3_t = exp(d_t) - d_t - 1,   d_t = log pi_ref(y_t) - log pi(y_t)
 
 Source: Schulman, "Approximating KL divergence" (2020); GRPO, arXiv 2402.03300 eq. 4. Deviation: d is clamped to +-30, so
-that the estimate stays finite in float32. Denominator as the policy term's.
+that the estimate stays finite in float32; beyond it there is no gradient. Denominator as the policy term's.
 """
 
 from __future__ import annotations

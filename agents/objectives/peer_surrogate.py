@@ -7,6 +7,12 @@ Rows with spans (denominator = "behaviour"):
 
 Rows without (denominator = "receiver"): the token surrogate against the receiver's log-probs at the start of the step.
 
+With `importance_sampling_level = "sequence"` a row has one ratio, the exponential of its log-ratios' sum over its number of
+tokens, as GSPO has it for own rows.
+
+Deviation: a log-ratio is cut at MAX_LOG_RATIO, beyond which it has no gradient. The clip bounds a large ratio only where the
+advantage is positive; `delta` bounds it on the other side.
+
 Source: arXiv 2605.07244 in words; formula ours. Behaviour log-probs exist only as a span's sum, so the ratio does too.
 The stream's own denominator: rows for "grpo" (each row the mean of its terms), rows x max_completion_length for "dr_grpo",
 otherwise all terms (spans or tokens). KL and entropy terms skip peer rows.
@@ -50,10 +56,19 @@ class PeerSurrogate:
             case "dr_grpo":
                 return float(len(rows) * self._max_completion_length)
             case _:
-                return float(sum(len(row.ids) if row.spans is None else len(row.spans.logprobs) for row in rows))
+                return float(max(1, sum(self._terms(row) for row in rows)))
+
+    def _terms(self, row: Row) -> int:
+        if self._objective.importance_sampling_level == "sequence":
+            return 1
+        return len(row.ids) if row.spans is None else len(row.spans.logprobs)
 
     def term(self, batch: MicroBatch, logprobs: LogProbs) -> Term:
         log_ratio, row_of = self._log_ratios(batch, logprobs)
+        if self._objective.importance_sampling_level == "sequence":
+            tokens = batch.mask.sum(-1).clamp(min=1)
+            log_ratio = torch.zeros_like(batch.weights).index_add(0, row_of, log_ratio) / tokens
+            row_of = torch.arange(len(batch.rows), device=row_of.device)
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         loss = clipped(ratio, batch.advantages[row_of], self._objective) * batch.weights[row_of]
         if self._objective.loss_type == "grpo":

@@ -57,7 +57,10 @@ class Rewards:
             raise RewardError(f"reward functions must have different names, got {', '.join(self.names)}")
         if len(self.weights) != len(self.names):
             raise RewardError(f"`weights` must have one weight per function ({len(self.names)}), got {len(self.weights)}")
-        digests = [source_digest(function.call) for function in self._functions]
+        # A function that looks at the policy may judge equal texts of two agents differently.
+        digests = [
+            [source_digest(function.call), policy if "policy" in function.named else None] for function in self._functions
+        ]
         self.fingerprint = hashlib.sha256(msgspec.json.encode([self.names, self.weights, digests])).hexdigest()[:32]
 
     def check_columns(self, prompts: Sequence[Prompt]) -> None:
@@ -136,7 +139,8 @@ def _checked(name: str, answer: object, count: int) -> npt.NDArray[np.float32]:
         scores = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward {name!r} must return numbers or None, got {values!r:.200}") from error
-    if np.isinf(scores).any():
-        row = int(np.isinf(scores).argmax())
+    unusable = ~np.isfinite(scores) & np.array([value is not None for value in values], dtype=bool)
+    if unusable.any():
+        row = int(unusable.argmax())
         raise RewardError(f"reward {name!r} must return finite numbers or None, got {values[row]!r} in row {row}")
     return scores

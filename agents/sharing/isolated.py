@@ -33,6 +33,7 @@ class IsolatedRule:
 
     kinds: frozenset[Kind] = frozenset()
     window = 0
+    latest_only = True
     max_lag: int | None = None
     max_age_s: float | None = None
 

@@ -21,6 +21,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,6 @@ class _PeerRow:
     """One peer completion that the receiver can hold: its text, receiver ids, and the peer's log-probs by span."""
 
     text: bytes
-    finished: bool
     ids: npt.NDArray[np.int32]
     spans: Spans
 
@@ -52,6 +52,7 @@ class PRPRule:
 
     kinds: frozenset[Kind] = frozenset({"rollouts"})
     window = 0
+    latest_only = True
     max_age_s: float | None = None
 
     def __init__(self, config: PRP, objective: Objective, receiver: Receiver) -> None:
@@ -92,7 +93,7 @@ class PRPRule:
                 spans=row.spans if self._config.denominator == "behaviour" else None,
             )
             for row, advantage in zip(kept, advantages, strict=True)
-            if not np.isnan(advantage) and (row.finished or not self._objective.mask_truncated_completions)
+            if not np.isnan(advantage)
         ]
 
     async def _rewards(self, groups: Sequence[Group], kept: Sequence[Sequence[_PeerRow]]) -> list[npt.NDArray[np.float32]]:
@@ -111,27 +112,38 @@ class PRPRule:
             ):
                 newest[record.agent] = record
         offered = [(newest[agent], index, text) for agent in sorted(newest) for index, text in enumerate(unpack(newest[agent]))]
-        share = self._config.max_peer_share
-        most = int(len(group.completions) * share / (1 - share))
+        most = self._most_peer_rows(group)
         kept: list[_PeerRow] = []
         for chosen in rng.permutation(len(offered)):
             if len(kept) == most:
                 break
             record, index, text = offered[int(chosen)]
+            if self._objective.mask_truncated_completions and not text.finished:
+                continue
             # A refusal is counted by the receiver; the next row is drawn.
             with contextlib.suppress(TokenAlignError):
                 kept.append(self._translate(record, index, text))
         return kept
+
+    def _most_peer_rows(self, group: Group) -> int:
+        """How many peer rows may stand beside the own rows that enter the batch, so that they are `max_peer_share` of all."""
+        present = ~np.isnan(rewards_of(group))
+        if self._objective.mask_truncated_completions:
+            present &= np.array([completion.finished for completion in group.completions])
+        share = Fraction(self._config.max_peer_share).limit_denominator(1000)
+        return int(int(present.sum()) * share / (1 - share))
 
     def _translate(self, record: RolloutGroup, index: int, text: PeerText) -> _PeerRow:
         stop = int(record.token_counts[: index + 1].sum())
         start = stop - int(record.token_counts[index])
         logprobs = record.logprobs[start:stop].astype(np.float64)
         if record.tokenizer == self._receiver.tokenizer_fingerprint:
-            ids = record.ids[start:stop]
-            spans = Spans(span=np.arange(len(ids), dtype=np.int32), logprobs=logprobs)
-            return _PeerRow(text=text.text, finished=text.finished, ids=ids, spans=spans)
+            ids = self._receiver.adopt(text, record.ids[start:stop])
+            span = np.arange(len(ids), dtype=np.int32)
+            span[len(logprobs) :] = -1
+            spans = Spans(span=span, logprobs=logprobs)
+            return _PeerRow(text=text.text, ids=ids, spans=spans)
         translation = self._receiver.translate(text)
         assert translation.alignment is not None
         spans = Spans(span=translation.alignment.group_b, logprobs=sum_spans(logprobs, translation.alignment))
-        return _PeerRow(text=text.text, finished=text.finished, ids=translation.ids, spans=spans)
+        return _PeerRow(text=text.text, ids=translation.ids, spans=spans)

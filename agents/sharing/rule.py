@@ -46,6 +46,13 @@ class Receiver(Protocol):
         """Score peers' texts [N] with the receiver's own reward functions, NaN where they abstain."""
         ...
 
+    def adopt(self, peer: PeerText, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The sampled ids of a peer with the receiver's own tokenizer, checked; a TokenAlignError as in `translate`.
+
+        Ends in the receiver's own end-of-sequence token iff the peer's text ended by itself.
+        """
+        ...
+
     def translate(self, peer: PeerText) -> Translation:
         """Receiver ids for a peer's text; a TokenAlignError when they cannot be had exactly or are too many."""
         ...
@@ -73,13 +80,15 @@ class Shared:
 class SharingRule(Protocol):
     """kinds: short names of the experience that it needs. window: steps for which a prompt stays open for late experience.
 
-    max_lag: in producer versions, None for no limit. max_age_s: by the hub's clock, None for no limit.
+    max_lag: in producer versions, None for no limit. max_age_s: by the hub's clock, None for no limit. latest_only: of a
+    peer's experience on a prompt only the newest is of use.
     """
 
     kinds: frozenset[Kind]
     window: int
     max_lag: int | None
     max_age_s: float | None
+    latest_only: bool
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         """Prompts of this step on which peers' experience is of use, once its groups are scored."""

@@ -6,9 +6,10 @@
 y* is drawn uniformly first over the peers that have a success, then within. Source: Mutual Reinforcement Learning
 (arXiv 2605.07244), formula after a re-implementer's account.
 
-Deviations of ours: the receiver verifies y* with its own reward before it learns from it; a success that it does not
-confirm or cannot hold is dropped and counted, and another is drawn. An own failure stays open for `window` steps, so that
-a slower peer still rescues it. A verified success has no lag limit (it stays true), only an age.
+Deviations of ours: a cut-off text is no success, own ones included. The receiver verifies y* with its own reward before it
+learns from it; a success that it does not confirm or cannot hold is dropped and counted, and another is drawn. An own failure
+stays open for `window` steps, so that a slower peer still rescues it. A verified success has no lag limit (it stays true),
+only an age.
 `gate = "off"` learns from a peer success on every own prompt, rescued or not: a control.
 """
 
@@ -67,6 +68,7 @@ class SGTRule:
 
     kinds: frozenset[Kind] = frozenset({"successes"})
     max_lag: int | None = None
+    latest_only = False
 
     def __init__(self, config: SGT, objective: Objective, receiver: Receiver) -> None:
         self._config = config
@@ -91,16 +93,20 @@ class SGTRule:
 
     def _opens(self, group: Group) -> bool:
         """Whether a peer's success on the group's prompt would be learned from: it was judged and failed throughout."""
-        rewards = rewards_of(group)
-        failed = bool((rewards < self._config.threshold).any()) and not (rewards >= self._config.threshold).any()
-        return failed or self._config.gate == "off"
+        judged = not np.isnan(rewards_of(group)).all()
+        return (judged and not self._solved(group)) or self._config.gate == "off"
+
+    def _solved(self, group: Group) -> bool:
+        """Whether an own completion is a success; one that was cut off is none, whatever its reward."""
+        finished = np.array([completion.finished for completion in group.completions])
+        return bool((finished & (rewards_of(group) >= self._config.threshold)).any())
 
     def _update_open(self, groups: Sequence[Group], step: int) -> int:
         """Open this step's failures, close what succeeded since or waited too long; return how many waited in vain."""
         for group in groups:
             if self._opens(group):
                 self._open[group.prompt.id] = _Open(group, step)
-            else:
+            elif self._solved(group):
                 self._open.pop(group.prompt.id, None)
         expired = [key for key, waiting in self._open.items() if step - waiting.since > self._config.window]
         for key in expired:

@@ -6,11 +6,15 @@
 Source: Mutual Reinforcement Learning (arXiv 2605.07244), which says it in words; the formula is our reading. a is the
 peers' share, by default G_m / (G_n + G_m), which makes b the union's mean. std is the union's or the own group's.
 
+`scale_rewards = "batch"` divides by the spread of all own rewards of the step instead, whatever `std` says. Where peer
+rewards are present the shared baseline takes the place of `baseline = "leave_one_out"`.
+
 Deviations of ours: rewards are pooled only between equal reward fingerprints; the newest group of each peer counts; with
 std = "own" a group of equal own rewards has advantage 0 (the formula would divide by eps alone).
 
-Degenerate case, counted as `xgrpo/all_fail_peer_success`: all own rows fail while a peer succeeded. Every own row then has
-the same negative advantage, a push away from what was sampled whose expected direction vanishes with the own success rate.
+Degenerate case, counted as `xgrpo/all_fail_peer_success`: all own rewards are equal and a peer has a better one. Every own
+row then has the same negative advantage, a push away from what was sampled whose expected direction vanishes with the own
+success rate.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def shared_baseline_advantages(
     baseline = mean(union) if config.peer_share is None else (1 - share) * mean(own) + share * mean(peers)
     std = spread(union) if config.std == "union" else spread(own)
     differences = own.astype(np.float64) - baseline
-    if std == 0.0 and objective.scale_rewards == "group":
+    if spread(union) == 0.0 or (std == 0.0 and objective.scale_rewards == "group"):
         differences = differences * 0.0
     return scaled(differences, std, objective, batch_std)
 
@@ -56,6 +60,7 @@ class XGRPORule:
 
     kinds: frozenset[Kind] = frozenset({"rewards"})
     window = 0
+    latest_only = True
     max_age_s: float | None = None
 
     def __init__(self, config: XGRPO, objective: Objective, receiver: Receiver) -> None:
@@ -89,7 +94,7 @@ class XGRPORule:
             peer_rewards = np.concatenate(records) if records else np.empty(0, dtype=np.float32)
             advantages.append(shared_baseline_advantages(own, peer_rewards, self._config, self._objective, batch_std))
             pooled += bool(records)
-            degenerate += bool(records and spread(own) == 0.0 and np.nanmax(peer_rewards) > np.nanmax(own))
+            degenerate += spread(own) == 0.0 and bool((peer_rewards > mean(own)).any())
         return Shared(
             rows=own_rows(groups, advantages, self._objective),
             counters={"xgrpo/pooled_groups": pooled, "xgrpo/all_fail_peer_success": degenerate},

@@ -72,6 +72,6 @@ def _draw(comparison: Comparison) -> Figure | None:
 def _single_gains(comparison: Comparison, rule: str, own_skill: bool) -> Iterator[float]:
     for pair in comparison.pairs(rule):
         for agent, task in pair.run.cells(own_skill=own_skill):
-            difference_N = differences(pair, agent, task)
+            (difference_N,) = differences(pair, [agent], task)
             if len(difference_N):
                 yield float(difference_N.mean())

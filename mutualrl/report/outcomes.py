@@ -5,6 +5,7 @@ One run against one control and several seeds against several controls are the s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,14 +60,17 @@ def judge(pairs: Sequence[Pair]) -> list[Outcome]:
 def mean_gain(pairs: Sequence[Pair], *, own_skill: bool) -> Gain | None:
     """The gain in the mean over agents, tasks and seeds, of own skills or of all others; None without controls.
 
-    A task that one of the seeds has no evaluation of is left out.
+    An agent's task that one of the seeds has no evaluation of is left out.
     """
     known = [pair for pair in pairs if pair.control is not None]
     if not known:
         return None
-    cells = [[differences(pair, agent, task) for pair in known] for agent, task in known[0].run.cells(own_skill=own_skill)]
-    cells = [cell for cell in cells if all(len(difference) for difference in cell)]
-    return paired_bootstrap(cells, rng=np.random.default_rng(BOOTSTRAP_SEED))
+    agents_of: defaultdict[str, list[str]] = defaultdict(list)
+    for agent, task in known[0].run.cells(own_skill=own_skill):
+        if all(differences(pair, [agent], task).size for pair in known):
+            agents_of[task].append(agent)
+    by_task = [[differences(pair, agents, task) for pair in known] for task, agents in agents_of.items()]
+    return paired_bootstrap(by_task, rng=np.random.default_rng(BOOTSTRAP_SEED))
 
 
 def harmed_in(pair: Pair, agent: str, task: str) -> bool | None:
@@ -89,12 +93,10 @@ def last_eval(run: RunRecord, agent: str, task: str) -> Eval | None:
     return curve[-1] if curve and curve[-1].step > 0 else None
 
 
-def differences(pair: Pair, agent: str, task: str) -> npt.NDArray[np.int8]:
-    """After − control on every held-out prompt [N] that both runs answered; N is 0 where either is missing."""
-    after, control = last_eval(pair.run, agent, task), _control_eval(pair, agent, task)
-    empty: Mapping[str, int] = {}
+def differences(pair: Pair, agents: Sequence[str], task: str) -> npt.NDArray[np.int8]:
+    """After − control [A, N] on the held-out prompts that all the agents answered in both runs; N is 0 where one is missing."""
     return paired_differences(
-        after.by_prompt if after is not None else empty, control.by_prompt if control is not None else empty
+        [(_answers(last_eval(pair.run, agent, task)), _answers(_control_eval(pair, agent, task))) for agent in agents]
     )
 
 
@@ -103,7 +105,7 @@ def _outcome(agent: str, task: str, pairs: Sequence[Pair]) -> Outcome:
     afters = [row for run in runs if (row := last_eval(run, agent, task)) is not None]
     controls = [row for pair in pairs if (row := _control_eval(pair, agent, task)) is not None]
     harms = [harm for pair in pairs if (harm := harmed_in(pair, agent, task)) is not None]
-    cell = [differences(pair, agent, task) for pair in pairs]
+    by_seed = [differences(pair, [agent], task) for pair in pairs]
     return Outcome(
         agent=agent,
         task=task,
@@ -113,7 +115,7 @@ def _outcome(agent: str, task: str, pairs: Sequence[Pair]) -> Outcome:
         before=_mean([row.accuracy for run in runs if (row := first_eval(run, agent, task)) is not None]),
         after=_mean([row.accuracy for row in afters]),
         control=_mean([row.accuracy for row in controls]),
-        gain=paired_bootstrap([cell], rng=np.random.default_rng(BOOTSTRAP_SEED)),
+        gain=paired_bootstrap([by_seed], rng=np.random.default_rng(BOOTSTRAP_SEED)),
         harmed=sum(harms) if harms else None,
         mean_length=_mean([row.mean_length for row in afters if row.mean_length is not None]),
         eos_rate=_mean([row.eos_rate for row in afters if row.eos_rate is not None]),
@@ -122,6 +124,10 @@ def _outcome(agent: str, task: str, pairs: Sequence[Pair]) -> Outcome:
 
 def _control_eval(pair: Pair, agent: str, task: str) -> Eval | None:
     return last_eval(pair.control, agent, task) if pair.control is not None else None
+
+
+def _answers(row: Eval | None) -> Mapping[str, int]:
+    return {} if row is None else row.by_prompt
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -148,7 +148,7 @@ def test_small_updates_are_not_lost_in_bfloat16() -> None:
     optimizer = MasterAdamW([weight], learning_rate=1e-4, weight_decay=0.0, max_grad_norm=10.0)
     for _ in range(100):
         weight.grad = torch.ones_like(weight)
-        optimizer.step()
+        optimizer.step(0.0)
     # 100 steps of 1e-4 make 0.01; each alone is far below bfloat16's spacing of 2^-8 at 1.
     torch.testing.assert_close(weight.detach().float(), torch.full((4,), 0.99), rtol=0, atol=2**-8)
     assert weight[0] < 1

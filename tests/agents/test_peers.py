@@ -13,6 +13,7 @@ from agents.sharing.rule import Peers, Shared
 from agents.testing import make_prompt
 from agents.types import Group
 from exchange.client import Client
+from exchange.testing import FakeClock
 from exchange.types import AgentName, GroupRewards, Kind, PromptId, StepPrompts, Version
 
 ALPHA, BETA = AgentName("alpha"), AgentName("beta")
@@ -24,6 +25,7 @@ class Rule:
 
     kinds: frozenset[Kind] = frozenset({"rewards"})
     max_age_s: float | None = None
+    latest_only = True
 
     def __init__(self, *, window: int = 0, max_lag: int | None = None) -> None:
         self.window = window
@@ -154,8 +156,20 @@ async def test_follow_takes_the_newest_closed_steps_of_a_peer_that_is_ahead(clie
     for step, keys in enumerate([("p0", "p1"), ("p2", "p3"), ("p4", "unknown")]):
         await close_step(beta, step, *keys)
     await mine.refresh()
-    assert [prompt.id for prompt in mine.follow(1, 3)] == ["p4", "p2", "p3"]
-    assert [prompt.id for prompt in mine.follow(1, 3)] == []
+    met: set[int] = set()
+    assert [prompt.id for prompt in mine.follow(met, 3)] == ["p4", "p2", "p3"]
+    assert met == {1, 2}
+    assert mine.follow(met, 3) == []
+
+
+async def test_a_step_that_was_met_is_not_followed(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    mine = feed(alpha)
+    for step in range(3):
+        await close_step(beta, step, f"p{step}")
+    await mine.refresh()
+    assert [prompt.id for prompt in mine.follow({0, 2}, 2)] == []
+    assert [prompt.id for prompt in mine.follow({1}, 2)] == ["p2"]
 
 
 async def test_nobody_follows_a_peer_that_is_not_ahead(clients: tuple[Client, Client]) -> None:
@@ -163,7 +177,38 @@ async def test_nobody_follows_a_peer_that_is_not_ahead(clients: tuple[Client, Cl
     mine = feed(alpha)
     await close_step(beta, 0, "p0")
     await mine.refresh()
-    assert mine.follow(0, 2) == []
+    assert mine.follow(set(), 2) == []
+
+
+async def test_a_peer_that_came_back_counts_from_its_new_life() -> None:
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha:
+        async with hub.connect("beta") as beta:
+            for step in range(6):
+                await close_step(beta, step, f"p{step}")
+        async with hub.connect("beta") as beta:
+            assert beta.epoch == 1
+            await close_step(beta, 0, "p7")
+            mine = feed(alpha, Rule(max_lag=8), lockstep=True, step_timeout_s=0.05)
+            with pytest.raises(PeerTimeoutError, match="beta 0"):
+                await mine.gather(3, [PromptId("p7")], [PromptId("p7")])
+            other = feed(alpha, Rule(max_lag=8))
+            gathered = await other.gather(0, [PromptId("p5"), PromptId("p7")], [PromptId("p5"), PromptId("p7")])
+            assert set(gathered.experience) == {"p7"}
+            assert other.hits.take()["peer/beta/hit_rate"] == 0.5
+
+
+async def test_age_is_a_limit_in_async_mode_and_none_in_lockstep() -> None:
+    clock = FakeClock()
+    async with exchange.memory(clock=clock) as hub, hub.connect("alpha") as alpha, hub.connect("beta") as beta:
+        await close_step(beta, 0, "p0")
+        clock.advance(10)
+        rule = Rule()
+        rule.max_age_s = 5.0
+        for lockstep, expected in ((False, []), (True, [0])):
+            mine = PeerFeed(alpha, rule, teachers=[BETA], prompts=PROMPTS, lockstep=lockstep, step_timeout_s=5.0, clock=clock)
+            gathered = await mine.gather(0, [PromptId("p0")], [PromptId("p0")])
+            assert steps_of(gathered.experience, "p0") == expected
+            assert mine.hits.take()["peer/beta/hit_rate"] == (1.0 if expected else 0.0)
 
 
 async def test_only_wanted_prompts_are_asked_for_and_all_count_as_hits(clients: tuple[Client, Client]) -> None:

@@ -1,5 +1,7 @@
 """PRP: union advantages, guards, spans, both denominators."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -146,3 +148,21 @@ async def test_without_peers_the_rows_are_grpos() -> None:
             [group], {}, step=0, steps=1, rng=np.random.default_rng(0)
         )
         assert [row.advantage for row in shared.rows] == [row.advantage for row in alone.rows]
+
+
+async def test_abstaining_and_masked_own_rows_make_no_room_for_peers() -> None:
+    nan = float("nan")
+    record = rollouts([b"ba", b"ab", b"bb", b"aa"])
+    shared = await share(make_rule(), make_group(make_prompt(), [1, nan, nan, nan]), record)
+    assert (len(of(shared, Stream.OWN)), len(of(shared, Stream.PEER))) == (1, 1)
+    group = make_group(make_prompt(), [1, 0, 0, 0])
+    cut = replace(group, completions=tuple(replace(each, finished=False) for each in group.completions))
+    shared = await share(make_rule(objective=Objective(mask_truncated_completions=True)), cut, record)
+    assert not shared.rows
+
+
+@pytest.mark.parametrize(("own", "share_of_peers", "expected"), [(22, 0.12, 3), (4, 0.5, 4), (3, 0.25, 1), (2, 0.2, 0)])
+async def test_the_share_is_exact(own: int, share_of_peers: float, expected: int) -> None:
+    rule = make_rule(PRP(max_peer_share=share_of_peers))
+    shared = await share(rule, make_group(make_prompt(), [1] + [0] * (own - 1)), rollouts([b"ba"] * 8))
+    assert len(of(shared, Stream.PEER)) == expected

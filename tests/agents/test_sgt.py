@@ -1,5 +1,7 @@
 """SGT: the gate, the draw, verification, late rescues, refusals, lambda."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -168,3 +170,28 @@ def test_only_failures_want_experience_unless_the_gate_is_open() -> None:
     groups = [make_group(make_prompt("p0"), [0, 0]), make_group(make_prompt("p1"), [1, 0])]
     assert make_rule()[0].wants(groups) == ["p0"]
     assert make_rule(SGT(gate="off"))[0].wants(groups) == ["p0", "p1"]
+
+
+def truncated(group: Group) -> Group:
+    return replace(group, completions=tuple(replace(each, finished=False) for each in group.completions))
+
+
+async def test_an_own_hit_that_was_cut_off_is_no_success() -> None:
+    rule, _ = make_rule()
+    shared = await share(rule, [truncated(make_group(make_prompt(), [1, 0]))], successes(b"ba"))
+    assert rescued(shared) == [b"ba"]
+
+
+async def test_a_group_without_any_judgement_leaves_an_open_failure_open() -> None:
+    rule, _ = make_rule()
+    await share(rule, [make_group(make_prompt(), [0, 0])], step=0)
+    await share(rule, [make_group(make_prompt(), [float("nan"), float("nan")])], step=1)
+    assert rule.open_prompts() == ["p0"]
+
+
+async def test_a_newest_success_that_does_not_fit_hides_no_older_one() -> None:
+    rule, _ = make_rule(max_tokens=3)
+    records = [successes(b"ba", step=0), successes(b"babababa", step=1)]
+    shared = await share(rule, [make_group(make_prompt(), [0, 0])], *records)
+    assert rescued(shared) == [b"ba"]
+    assert not rule.latest_only

@@ -86,3 +86,18 @@ async def test_the_degenerate_case_is_counted() -> None:
     shared = await rule.share([group], {group.prompt.id: [record(1, 0)]}, step=0, steps=1, rng=np.random.default_rng(0))
     assert shared.counters["xgrpo/all_fail_peer_success"] == 1
     np.testing.assert_allclose([row.advantage for row in shared.rows], [-0.25, -0.25])
+
+
+@pytest.mark.parametrize("share", [None, 0.1, 0.3, 0.7])
+def test_equal_rewards_on_both_sides_give_exactly_zero(share: float | None) -> None:
+    own, peers = np.full(3, 0.1, dtype=np.float32), np.full(5, 0.1, dtype=np.float32)
+    for objective in (Objective(), PLAIN):
+        assert (shared_baseline_advantages(own, peers, XGRPO(peer_share=share), objective, 0.0) == 0.0).all()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_group_without_any_judgement_is_no_trouble() -> None:
+    rule = XGRPORule(XGRPO(), PLAIN, ScriptedReceiver(lambda prompt, text: 0.0))
+    group = make_group(make_prompt(), [float("nan"), float("nan")])
+    shared = await rule.share([group], {group.prompt.id: [record(1, 0)]}, step=0, steps=1, rng=np.random.default_rng(0))
+    assert not shared.rows
