@@ -61,9 +61,10 @@ def paired_bootstrap(
     Args: differences_KS [K][S] of arrays [A, N] with -1, 0, 1; A and N may differ between tasks, N also between seeds.
     Every task has the same S seeds.
     Returns: the observed mean and the 2.5 % and 97.5 % quantiles; None where there is nothing to compare.
-    Degenerate: equal differences everywhere give an interval of zero width. Coverage: prompts within seeds count their
-    noise twice, once more as a spread between seeds, and few seeds understate the spread that is there. With 3 to 5 seeds
-    the interval covers about 97 % where seeds do not matter and about DISCOVER % where they matter more than prompts do.
+    Degenerate: equal differences everywhere give an interval of zero width.
+    Coverage with 3 to 5 seeds, simulated: about 97 to 98 % where seeds have no effect (the noise of prompts counts a
+    second time, as a spread between seeds), about 86 to 91 % where seeds differ by more than prompts make them (a
+    bootstrap over few understates their spread). One seed says nothing about others.
     """
     tasks = [[difference for difference in task if difference.shape[1]] for task in differences_KS]
     tasks = [task for task in tasks if task]
