@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -63,22 +64,73 @@ EIGHT = [
 ]
 
 
-def table_after(rows: list[Row], **settings: object) -> torch.Tensor:
+def gradient_of(
+    rows: list[Row],
+    sharing: SharingConfig | None = None,
+    objective: Objective | None = None,
+    *,
+    micro_batch_size: int = 64,
+    drift: float = 0.0,
+) -> torch.Tensor:
+    """The table's gradient as the optimizer meets it. drift: distance of the policy from the reference, in logits."""
     model = BigramLM(5, seed=0)
-    sharing, objective = settings.pop("sharing", None), settings.pop("objective", None)
-    make_learner(model, sharing, objective, **settings).step(rows, prompts=4)  # type: ignore[arg-type]
-    return model.table.detach()
+    learner = make_learner(model, sharing, objective, micro_batch_size=micro_batch_size)
+    with torch.no_grad():
+        model.table.add_(drift * BigramLM(5, seed=1).table)
+    gradients: list[torch.Tensor] = []
+
+    def note(table: torch.Tensor) -> None:
+        assert table.grad is not None
+        gradients.append(table.grad.clone())
+
+    model.table.register_post_accumulate_grad_hook(note)
+    learner.step(rows, prompts=4)
+    return gradients[-1]
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo"])
+def gradient_by_hand(rows: list[Row], loss_type: str, *, beta: float = 0.0, drift: float = 0.0) -> npt.NDArray[np.float64]:
+    """-A d log pi + beta d k3 of own rows, at ratio 1; d k3 = (1 - pi_ref / pi) d log pi, d log pi(y|x) = e_y - pi(.|x)."""
+    ref_VV = BigramLM(5, seed=0).table.detach().numpy()
+    now_VV = ref_VV + drift * BigramLM(5, seed=1).table.detach().numpy()
+    ref_VV, now_VV = (np.exp(table) / np.exp(table).sum(axis=1, keepdims=True) for table in (ref_VV, now_VV))
+    tokens = sum(len(row.ids) for row in rows)
+    gradient_VV = np.zeros((5, 5))
+    for row in rows:
+        divisor = {"grpo": len(rows) * len(row.ids), "dr_grpo": len(rows) * 8}.get(loss_type, tokens)
+        for before, token in zip([row.prompt_ids[-1], *row.ids[:-1]], row.ids, strict=True):
+            factor = -row.advantage + beta * (1 - ref_VV[before, token] / now_VV[before, token])
+            gradient_VV[before] += factor / divisor * (np.eye(5)[token] - now_VV[before])
+    return gradient_VV
+
+
+LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo"]
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("sharing", [PRP(), SGT()])
 def test_eight_rows_are_two_by_four_are_eight_by_one(loss_type: str, sharing: SharingConfig) -> None:
     objective = Objective(loss_type=loss_type, beta=0.1)  # type: ignore[arg-type]
     more = [peer([1, 2], 0.9), peer([3], -0.4)] if isinstance(sharing, PRP) else [rescue([1, 2]), rescue([3])]
-    whole = table_after([*EIGHT, *more], sharing=sharing, objective=objective, micro_batch_size=16)
+    whole = gradient_of([*EIGHT, *more], sharing, objective, micro_batch_size=16, drift=0.3)
     for size in (4, 1):
-        part = table_after([*EIGHT, *more], sharing=sharing, objective=objective, micro_batch_size=size)
-        torch.testing.assert_close(part, whole, rtol=0, atol=1e-9)
+        part = gradient_of([*EIGHT, *more], sharing, objective, micro_batch_size=size, drift=0.3)
+        torch.testing.assert_close(part, whole, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("size", [16, 3])
+def test_the_gradient_is_that_of_the_loss_by_hand(loss_type: str, size: int) -> None:
+    objective = Objective(loss_type=loss_type, beta=0.1)  # type: ignore[arg-type]
+    got = gradient_of(EIGHT, objective=objective, micro_batch_size=size, drift=0.3)
+    np.testing.assert_allclose(got.numpy(), gradient_by_hand(EIGHT, loss_type, beta=0.1, drift=0.3), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [16, 1])
+def test_a_rescue_adds_its_weighted_mean_nll_over_the_steps_prompts(size: int) -> None:
+    # 0.7 / 4 prompts / T tokens for each token: the gradient of own rows of "grpo" with advantage 0.7 * 2 rows / 4 prompts.
+    got = gradient_of([rescue([1, 2]), rescue([3])], SGT(), micro_batch_size=size)
+    as_own = [own([1, 2], 0.35), own([3], 0.35)]
+    np.testing.assert_allclose(got.numpy(), gradient_by_hand(as_own, "grpo"), rtol=1e-6, atol=1e-12)
 
 
 def test_dead_rows_are_never_forwarded_and_still_count_in_the_denominator() -> None:
@@ -99,14 +151,14 @@ def test_nothing_to_learn_changes_nothing(rows: list[Row]) -> None:
     assert torch.equal(model.table, before)
 
 
-def test_with_a_kl_term_a_dead_group_still_moves_by_the_kl_gradient_only() -> None:
-    model = BigramLM(5, seed=0)
-    learner = make_learner(model, objective=Objective(beta=0.5))
-    learner.step([own([1, 2], 1.0)], prompts=1)
-    before = model.table.detach().clone()
-    metrics = learner.step([own([1, 2], 0.0)], prompts=1)
-    assert metrics["kl"] > 0
-    assert not torch.equal(model.table, before)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_with_a_kl_term_a_dead_group_still_has_the_kl_gradient_and_only_that(loss_type: str) -> None:
+    dead = [own([1, 2], 0.0), own([3, 4, 1], 0.0)]
+    objective = Objective(loss_type=loss_type, beta=0.5)  # type: ignore[arg-type]
+    got = gradient_of(dead, objective=objective, drift=0.3)
+    expected = gradient_by_hand(dead, loss_type, beta=0.5, drift=0.3)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
 def test_one_iteration_has_ratio_one_and_more_iterations_clip() -> None:
