@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,9 +46,9 @@ def make_run(sharing: dict[str, object], *, agents: int = 1, **settings: object)
     return msgspec.convert(body, Run)
 
 
-async def train(run: Run, path: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Run all agents to their end; their parameters by agent and name."""
-    parts = {name: build_parts(run, AgentName(name), RunDir(path)) for name in run.agents}
+async def train(run: Run, path: Path, *, silent: str = "") -> dict[str, dict[str, torch.Tensor]]:
+    """Run all agents but the silent one to their end; their parameters by agent and name."""
+    parts = {name: build_parts(run, AgentName(name), RunDir(path)) for name in run.agents if name != silent}
     config = HubConfig(run_id="test", members=frozenset(run.agents), edges=hub_edges(run))
     async with exchange.memory(config) as hub, asyncio.TaskGroup() as group:
 
@@ -64,7 +65,7 @@ async def train(run: Run, path: Path) -> dict[str, dict[str, torch.Tensor]]:
                 )
                 assert await agent.run(asyncio.Event())
 
-        for name in run.agents:
+        for name in parts:
             group.create_task(play(name))
     return {name: dict(each.policy.model.named_parameters()) for name, each in parts.items()}
 
@@ -75,27 +76,76 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
         assert torch.equal(value, right[name]), name
 
 
+def overlap(completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
+    """A graded reward, so that even policies that know little learn something in every step."""
+    return [sum(map(str.__eq__, text, right)) / len(right) for text, right in zip(completions, answer, strict=True)]
+
+
+def graded(sharing: dict[str, object], *, agents: int = 1, mode: str = "lockstep") -> Run:
+    """A run whose agents are judged by `overlap`."""
+    run = make_run(sharing, agents=agents, mode=mode)
+    rewards = (f"{__name__}:overlap",)
+    judged = {name: msgspec.structs.replace(agent, rewards=rewards) for name, agent in run.agents.items()}
+    return msgspec.structs.replace(run, agents=judged)
+
+
 @pytest.fixture(scope="module")
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    run = make_run({"rule": "isolated"})
-    return asyncio.run(train(run, tmp_path_factory.mktemp("isolated")))["alpha"]
+    path = tmp_path_factory.mktemp("isolated")
+    parameters = asyncio.run(train(graded({"rule": "isolated"}), path))["alpha"]
+    lines = [msgspec.json.decode(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [line for line in lines if "alpha/reward" in line]
+    assert len(steps) == 4 and all(line.get("alpha/grad_norm", 0.0) > 0 for line in steps), "nothing was learned"
+    return parameters
 
 
-@pytest.mark.parametrize(
-    "sharing",
-    [
-        {"rule": "sgt", "lambda": 1.0},
-        {"rule": "sgt", "gate": "off"},
-        {"rule": "xgrpo"},
-        {"rule": "xgrpo", "std": "own"},
-        {"rule": "prp"},
-        {"rule": "prp", "denominator": "receiver"},
-    ],
-)
+RULES: list[dict[str, object]] = [
+    {"rule": "sgt", "lambda": 1.0},
+    {"rule": "sgt", "gate": "off"},
+    {"rule": "xgrpo"},
+    {"rule": "xgrpo", "std": "own"},
+    {"rule": "prp"},
+    {"rule": "prp", "denominator": "receiver"},
+]
+
+
+@pytest.mark.parametrize("sharing", RULES)
 async def test_without_peers_every_rule_is_isolated_bit_for_bit(
     sharing: dict[str, object], isolated: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    assert_equal((await train(make_run(sharing), tmp_path))["alpha"], isolated)
+    assert_equal((await train(graded(sharing), tmp_path))["alpha"], isolated)
+
+
+@pytest.mark.parametrize("sharing", RULES[::2])
+async def test_with_a_teacher_that_never_comes_every_rule_is_isolated_bit_for_bit(
+    sharing: dict[str, object], isolated: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    run = graded(sharing, agents=2, mode="async")
+    assert_equal((await train(run, tmp_path, silent="beta"))["alpha"], isolated)
+
+
+async def test_told_to_stop_an_agent_that_waits_in_lockstep_leaves_with_a_checkpoint(tmp_path: Path) -> None:
+    run = graded({"rule": "sgt"}, agents=2)
+    stop = asyncio.Event()
+    parts = build_parts(run, AgentName("alpha"), RunDir(tmp_path))
+    config = HubConfig(run_id="test", members=frozenset(run.agents), edges=hub_edges(run))
+    async with exchange.memory(config) as hub, hub.connect("alpha") as client, hub.connect("beta") as beta:
+        agent = Agent(
+            AgentName("alpha"),
+            run.agents["alpha"],
+            loop_of(run),
+            parts,
+            client,
+            teachers=[AgentName("beta")],
+            started_at_s=time.time(),
+        )
+        running = asyncio.create_task(agent.run(stop))
+        # Once alpha has closed step 0 all that is left of the step is to wait for beta, who never comes.
+        await beta.gather(kinds={"prompts"}, agents={AgentName("alpha")}, min_count=1, deadline_s=30.0)
+        stop.set()
+        async with asyncio.timeout(20):
+            assert not await running
+    assert (tmp_path / "checkpoints" / "alpha" / "step-000000" / "config.json").exists()
 
 
 @pytest.mark.parametrize("sharing", [{"rule": "sgt", "lambda": 1.0}, {"rule": "prp"}, {"rule": "xgrpo"}])
