@@ -25,7 +25,7 @@ quickstart: $(VENV)/.train
 	  --output-dir runs/quickstart --require-gain 0.15
 
 test: $(VENV)/.dev
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
