@@ -1,0 +1,60 @@
+"""A step's metrics, by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.metrics import group_metrics
+from agents.testing import make_group, make_prompt
+from agents.types import Group
+
+NAN = float("nan")
+
+
+def make_groups() -> list[Group]:
+    """Two groups of task "reverse", with one completion that is cut off, and one of "sort", with two that are not judged."""
+    mixed = make_group(make_prompt("a"), [1, 0, 0], ids=[[1, 2, 3, 0], [1, 0], [1, 2, 3, 4, 5, 6]])
+    cut = replace(mixed.completions[2], finished=False, logprobs=np.full(6, -0.5, dtype=np.float32))
+    equal = make_group(make_prompt("b"), [0.5, 0.5, 0.5], ids=[[1, 0], [2, 0], [3, 0]])
+    unjudged = make_group(make_prompt("c", task="sort"), [NAN, NAN, 0.25], ids=[[1, 0], [2, 0], [1, 2, 3, 0]])
+    return [replace(mixed, completions=(*mixed.completions[:2], cut)), equal, unjudged]
+
+
+def test_a_steps_metrics_by_hand() -> None:
+    metrics = group_metrics(make_groups())
+    # Rewards 1, 0, 0, 0.5, 0.5, 0.5, 0.25 of 7 judged ones; deviation sqrt(1/3) in one group of three, 0 in two.
+    assert metrics.pop("reward") == pytest.approx(2.75 / 7)
+    assert metrics.pop("reward_std") == pytest.approx(np.sqrt(1 / 3) / 3)
+    # Lengths 4, 2, 6 | 2, 2, 2 | 2, 2, 4: 26 tokens, 20 of them in the 8 that ended.
+    # -log p is 1 for 20 tokens and 0.5 for the 6 of the one that was cut off.
+    assert metrics == pytest.approx(
+        {
+            "frac_reward_zero_std": 2 / 3,
+            "rewards/abstained": 2,
+            "completions/mean_length": 26 / 9,
+            "completions/min_length": 2,
+            "completions/max_length": 6,
+            "completions/clipped_ratio": 1 / 9,
+            "completions/mean_terminated_length": 20 / 8,
+            "num_tokens": 26,
+            "entropy": (20 * 1 + 6 * 0.5) / 26,
+            "reward/reverse": 2.5 / 6,
+            "reward/sort": 0.25,
+        }
+    )
+
+
+def test_where_nothing_ended_there_is_no_length_of_those_that_ended() -> None:
+    group = make_group(make_prompt(), [0, 1])
+    cut = replace(group, completions=tuple(replace(each, finished=False) for each in group.completions))
+    metrics = group_metrics([cut])
+    assert metrics["completions/clipped_ratio"] == 1
+    assert "completions/mean_terminated_length" not in metrics
+
+
+def test_a_task_that_was_not_judged_has_no_reward_and_not_the_reward_zero() -> None:
+    groups = [make_group(make_prompt("a"), [1, 1]), make_group(make_prompt("b", task="sort"), [NAN, NAN])]
+    metrics = group_metrics(groups)
+    assert (metrics["reward"], metrics["reward/reverse"], metrics["rewards/abstained"]) == (1, 1, 2)
+    assert np.isnan(metrics["reward/sort"])
