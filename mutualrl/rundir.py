@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from mutualrl.config import Run
-from mutualrl.errors import RunDirError
+from mutualrl.errors import ConfigError, RunDirError
 from mutualrl.manifest import Manifest, write_atomically
 
 
@@ -63,8 +63,15 @@ class RunDir:
         return self.path / "logs" / f"{role}.log"
 
     def write_config(self, run: Run) -> None:
-        """Save the resolved config; `read_config` gives an equal one."""
-        write_atomically(self.config, msgspec.json.format(msgspec.json.encode(run), indent=2))
+        """Save the resolved config; `read_config` gives an equal one. ConfigError when JSON cannot hold it."""
+        try:
+            content = msgspec.json.encode(run)
+            kept = msgspec.json.decode(content, type=Run) == run
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"the config cannot be written as JSON: {error}") from None
+        if not kept:
+            raise ConfigError("the config does not come back from JSON as it was: it holds a value that JSON has not")
+        write_atomically(self.config, msgspec.json.format(content, indent=2))
 
     def read_config(self) -> Run:
         """The resolved config of this run."""

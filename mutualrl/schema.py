@@ -7,6 +7,7 @@ table, so that one call of the command line shows all that is to be mended.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -98,12 +99,23 @@ def _check_whole(table: Mapping[str, object], struct: type[msgspec.Struct], path
 
 
 def _check_leaf(value: object, expected: Any, path: tuple[str, ...]) -> list[Problem]:
+    name = path[-1] if path else "value"
+    if _holds_non_finite(value):
+        return [Problem(path, f"must be finite, got {name}={value!r}")]
     try:
         msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
-        name = path[-1] if path else "value"
         choices = [choice for option in _options(expected) if get_origin(option) is Literal for choice in get_args(option)]
         if choices and isinstance(value, str):
             return [Problem(path, f"must be one of {', '.join(map(str, choices))}, got {name}={value!r}")]
         return [Problem(path, f"{_AT.sub('', str(error)).replace('`', '')}, got {name}={value!r}")]
     return []
+
+
+def _holds_non_finite(value: object) -> bool:
+    """Whether there is an inf or nan anywhere in a value: JSON has none, so that no other process could read it back."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_non_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_non_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)

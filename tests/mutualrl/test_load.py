@@ -148,6 +148,20 @@ def test_a_range_is_reported_with_path_value_and_range(run_file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("evaluation.threshold=nan", "evaluation.threshold: must be finite, got threshold=nan"),
+        ("step_timeout_s=inf", "step_timeout_s: must be finite, got step_timeout_s=inf"),
+        ("defaults.reward_weights=[1.0, -inf]", "defaults.reward_weights: must be finite, got reward_weights=[1.0, -inf]"),
+        ("agents.beta.warm_start.mix.sort=1e999", "agents.beta.warm_start.mix.sort: must be finite, got sort=inf"),
+        ("seed=nan", "seed: must be finite, got seed=nan"),
+    ],
+)
+def test_nothing_in_a_run_is_infinite_or_no_number(run_file: Path, override: str, path: str) -> None:
+    assert problems(run_file, override) == [path]
+
+
 def test_a_value_from_defaults_is_reported_there_and_once(run_file: Path) -> None:
     found = problems(run_file, "defaults.prompts_per_step=0", "defaults.sharing.lambda=-1")
     assert "defaults.sharing.lambda: must be >= 0, got lambda=-1.0" in found

@@ -8,12 +8,13 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agents.config import AgentConfig, TinyPolicy
 from agents.tasks.config import Sort
 from mutualrl.config import Run
-from mutualrl.errors import RunDirError
+from mutualrl.errors import ConfigError, RunDirError
 from mutualrl.manifest import Manifest, Role, installed_versions, write_atomically
 from mutualrl.rundir import RunDir, fresh_path, new_run_dir
 
@@ -74,6 +75,13 @@ def test_config_and_manifest_come_back_as_written(tmp_path: Path) -> None:
     run_dir.write_manifest(manifest)
     assert run_dir.read_manifest() == manifest
     assert "numpy" in manifest.versions
+
+
+@pytest.mark.parametrize("changes", [{"step_timeout_s": float("inf")}, {"output_dir": "\udcff"}])
+def test_a_config_that_would_not_come_back_is_not_written(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="JSON"):
+        RunDir(tmp_path).write_config(msgspec.structs.replace(RUN, **changes))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
