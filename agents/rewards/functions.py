@@ -22,13 +22,19 @@ GIVEN = ("prompts", "completions", "policy")
 
 
 def exact_match(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
-    """1.0 where the stripped completion equals the answer, else 0.0."""
-    return [float(_text(completion).strip() == str(right)) for completion, right in zip(completions, answer, strict=True)]
+    """1.0 where completion and answer are equal but for space around them, else 0.0; None where there is no answer."""
+    return [
+        None if right is None else float(_text(completion).strip() == str(right).strip())
+        for completion, right in zip(completions, answer, strict=True)
+    ]
 
 
 def contains_answer(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
-    """1.0 where the answer stands anywhere in the completion, else 0.0."""
-    return [float(str(right) in _text(completion)) for completion, right in zip(completions, answer, strict=True)]
+    """1.0 where the answer, less the space around it, stands anywhere in the completion, else 0.0; None without answer."""
+    return [
+        None if right is None else float(str(right).strip() in _text(completion))
+        for completion, right in zip(completions, answer, strict=True)
+    ]
 
 
 def _text(completion: Any) -> str:
@@ -52,9 +58,9 @@ class RewardFunction:
     takes_any: bool
     requires: tuple[str, ...]
 
-    def arguments(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Of `given`, what the signature takes; `policy` only where it is named."""
-        return {name: value for name, value in given.items() if name in self.named or (self.takes_any and name != "policy")}
+    def takes(self, name: str) -> bool:
+        """Whether the signature takes that argument; `policy` only where it is named."""
+        return name in self.named or (self.takes_any and name != "policy")
 
 
 def find_reward(reference: str | RewardCallable) -> RewardFunction:
@@ -71,7 +77,7 @@ def find_reward(reference: str | RewardCallable) -> RewardFunction:
     takes_any = False
     try:
         signature = inspect.signature(call)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RewardError(f"the signature of reward {name!r} cannot be read: {error}; wrap it in a function") from error
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -96,7 +102,7 @@ def _resolve(reference: str) -> Any:
         )
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module's own code runs on import
         raise RewardError(f"reward {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 

@@ -9,7 +9,8 @@ import asyncio
 import hashlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import msgspec
@@ -36,8 +37,8 @@ class Rewards:
     """Reward functions and their weights (default: all 1).
 
     functions: built-in names, import strings or callables. policy: the agent's name, handed to functions that ask for it.
-    A function that raises, answers with the wrong length or with something that is no number raises RewardError with its
-    name: a sample whose judge failed has no reward, and never the reward 0.
+    A function that raises (SystemExit and KeyboardInterrupt too), answers with the wrong length or with something that is
+    no number raises RewardError with its name: a sample whose judge failed has no reward, and never the reward 0.
     """
 
     def __init__(
@@ -83,20 +84,56 @@ class Rewards:
         """
         if len(prompts) != len(texts):
             raise RewardError(f"`texts` must have one text per prompt ({len(prompts)}), got {len(texts)}")
-        given = self._given(prompts, texts)
-        by_function = {function.name: await _call(function, given, len(prompts)) for function in self._functions}
+        by_function = {function.name: await self._call(function, prompts, texts) for function in self._functions}
         return Scores(total=self._combine(by_function), by_function=by_function)
 
-    def _given(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> dict[str, object]:
-        """All that functions can ask for; a column that only some rows have is None in the others."""
-        columns = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-        given: dict[str, object] = {name: [prompt.columns.get(name) for prompt in prompts] for name in columns}
-        given["prompts"] = [_prompt_argument(prompt) for prompt in prompts]
-        given["completions"] = [
-            _completion_argument(prompt, text.decode(errors="replace")) for prompt, text in zip(prompts, texts, strict=True)
-        ]
-        given["policy"] = self._policy
-        return given
+    async def _call(
+        self, function: RewardFunction, prompts: Sequence[Prompt], texts: Sequence[bytes]
+    ) -> npt.NDArray[np.float32]:
+        if inspect.iscoroutinefunction(function.call):
+            answer, raised = self._outcome(function, prompts, texts)
+        else:
+            answer, raised = await asyncio.to_thread(self._outcome, function, prompts, texts)
+        if inspect.isawaitable(answer):
+            try:
+                answer = await answer
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # but not a cancellation: that one is ours
+                raised = error
+        if raised is not None:
+            raise RewardError(f"reward {function.name!r} raised {type(raised).__name__}: {raised}") from raised
+        return _checked(function.name, answer, len(prompts))
+
+    def _outcome(
+        self, function: RewardFunction, prompts: Sequence[Prompt], texts: Sequence[bytes]
+    ) -> tuple[object, BaseException | None]:
+        """What the function gave and what it raised.
+
+        A user's code may raise anything, and a value is all that leaves the thread whole: no future carries a
+        StopIteration, and a SystemExit or KeyboardInterrupt would end the event loop.
+        """
+        try:
+            answer: object = function.call(**self._arguments(function, prompts, texts))
+            return (list(answer) if isinstance(answer, Iterator) else answer), None
+        except BaseException as error:
+            return None, error
+
+    def _arguments(self, function: RewardFunction, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> dict[str, object]:
+        """What the function takes of all that it can ask for; a column that only some rows have is None in the others.
+
+        Made anew for each call, every row's values copied: what a function does to them changes neither the data nor
+        another row or function.
+        """
+        columns = dict.fromkeys(name for prompt in prompts for name in prompt.columns if function.takes(name))
+        arguments: dict[str, object] = {name: [deepcopy(prompt.columns.get(name)) for prompt in prompts] for name in columns}
+        if function.takes("prompts"):
+            arguments["prompts"] = [_prompt_argument(prompt) for prompt in prompts]
+        if function.takes("completions"):
+            arguments["completions"] = [
+                _completion_argument(prompt, text.decode(errors="replace")) for prompt, text in zip(prompts, texts, strict=True)
+            ]
+        if function.takes("policy"):
+            arguments["policy"] = self._policy
+        return arguments
 
     def _combine(self, by_function: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         values = np.stack([by_function[name] for name in self.names]).astype(np.float64)
@@ -114,30 +151,16 @@ def _completion_argument(prompt: Prompt, text: str) -> object:
     return [{"role": "assistant", "content": text}] if prompt.conversational else text
 
 
-async def _call(function: RewardFunction, given: Mapping[str, object], count: int) -> npt.NDArray[np.float32]:
-    arguments = function.arguments(given)
-    try:
-        if inspect.iscoroutinefunction(function.call):
-            answer = await function.call(**arguments)
-        else:
-            answer = await asyncio.to_thread(function.call, **arguments)
-            if inspect.isawaitable(answer):
-                answer = await answer
-    except Exception as error:  # a user's code: anything may come, and it must name its function
-        raise RewardError(f"reward {function.name!r} raised {type(error).__name__}: {error}") from error
-    return _checked(function.name, answer, count)
-
-
 def _checked(name: str, answer: object, count: int) -> npt.NDArray[np.float32]:
     try:
         values = list(answer)  # type: ignore[call-overload]
-    except TypeError:
+    except Exception:
         raise RewardError(f"reward {name!r} must return a list of {count} numbers, got {type(answer).__name__}") from None
     if len(values) != count:
         raise RewardError(f"reward {name!r} must return one number per completion ({count}), got {len(values)}")
     try:
         scores = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float32)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # a number too large, a tensor of several
         raise RewardError(f"reward {name!r} must return numbers or None, got {values!r:.200}") from error
     unusable = ~np.isfinite(scores) & np.array([value is not None for value in values], dtype=bool)
     if unusable.any():

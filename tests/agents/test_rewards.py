@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,70 @@ async def test_an_exception_names_the_function_and_is_no_reward() -> None:
     assert isinstance(caught.value.__cause__, ConnectionError)
 
 
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+async def test_what_a_thread_or_a_loop_cannot_carry_names_the_function_too(kind: type[BaseException]) -> None:
+    def called(completions: list[str]) -> list[float]:
+        raise kind("why")
+
+    def iterated(completions: list[str]) -> Iterator[float]:
+        yield 1.0
+        raise KeyError("why") if kind is StopIteration else kind("why")
+
+    async with asyncio.timeout(10):
+        functions: list[Any] = [called, iterated]
+        for function in functions:
+            with pytest.raises(RewardError, match=f"'{function.__name__}' raised [A-Za-z]+: .*why"):
+                await Rewards([function]).score([prompt()], [b"x"])
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration])
+async def test_an_async_function_ends_no_loop(kind: type[BaseException]) -> None:
+    async def judge(completions: list[str]) -> list[float]:
+        raise kind("why")
+
+    with pytest.raises(RewardError, match="'judge' raised"):
+        await Rewards([judge]).score([prompt()], [b"x"])
+
+
+async def test_a_generator_is_a_list_and_what_no_float_holds_is_refused() -> None:
+    def one_by_one(completions: list[str]) -> Iterator[float]:
+        yield from (2.0 for _ in completions)
+
+    def huge(completions: list[str]) -> list[int]:
+        return [10**400]
+
+    assert (await Rewards([one_by_one]).score([prompt()], [b"x"])).total.tolist() == [2.0]  # type: ignore[list-item]
+    with pytest.raises(RewardError, match="'huge' must return numbers or None"):
+        await Rewards([huge]).score([prompt()], [b"x"])
+
+
+async def test_space_around_an_answer_and_no_answer() -> None:
+    rows = [prompt(answer=" ab\n"), prompt(answer=None), prompt(answer=None)]
+    scores = await Rewards(["exact_match", "contains_answer"]).score(rows, [b"ab", b"None", b""])
+    np.testing.assert_array_equal(scores.by_function["exact_match"], [1, np.nan, np.nan])
+    np.testing.assert_array_equal(scores.by_function["contains_answer"], [1, np.nan, np.nan])
+
+
+async def test_a_function_that_changes_its_arguments_changes_nothing_else() -> None:
+    seen: list[list[list[int]]] = []
+
+    def greedy(completions: list[str], prompts: list[str], tests: list[list[int]]) -> list[float]:
+        seen.append([test[:] for test in tests])
+        for test in tests:
+            test.pop()
+            seen.append([test[:] for test in tests])
+        for given in (completions, prompts, tests):
+            given.clear()
+        return [1.0, 1.0]
+
+    row = prompt("a", tests=[1, 2], answer="x")
+    for _ in range(2):
+        scores = await Rewards([greedy, "exact_match"]).score([row, row], [b"x", b"y"])
+        assert scores.total.tolist() == [2.0, 1.0]
+    assert row.columns["tests"] == [1, 2]
+    assert seen == 2 * [[[1, 2], [1, 2]], [[1], [1, 2]], [[1], [1]]]
+
+
 def test_a_missing_column_fails_before_generation() -> None:
     rewards = Rewards(["exact_match"])
     rewards.check_columns([prompt(answer="x")])
@@ -168,6 +233,26 @@ def test_finding_functions() -> None:
     untyped: Any = dict
     with pytest.raises(RewardError, match="signature of reward 'dict' cannot be read"):
         find_reward(untyped)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def f(:", "SyntaxError: "),
+        ("raise RuntimeError('no key')", "RuntimeError: no key"),
+        ("import sys; sys.exit('bye')", "SystemExit: bye"),
+    ],
+)
+def test_a_module_that_fails_on_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reason: str) -> None:
+    (tmp_path / "judge_of_test.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RewardError, match=f"'judge_of_test:f' cannot be imported: {reason}"):
+        find_reward("judge_of_test:f")
+
+
+def test_a_relative_module_is_refused() -> None:
+    with pytest.raises(RewardError, match=r"'\.judge:f' cannot be imported: TypeError: "):
+        find_reward(".judge:f")
 
 
 def test_construction_errors() -> None:
