@@ -83,7 +83,7 @@ def gradient_of(
         assert table.grad is not None
         gradients.append(table.grad.clone())
 
-    model.table.register_post_accumulate_grad_hook(note)
+    model.table.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
     learner.step(rows, prompts=4)
     return gradients[-1]
 

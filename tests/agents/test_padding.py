@@ -47,7 +47,7 @@ def absolute() -> torch.nn.Module:
     config = GPT2Config(
         vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
     )
-    return sharpened(GPT2LMHeadModel(config).eval())
+    return sharpened(GPT2LMHeadModel(config).eval())  # type: ignore[no-untyped-call]
 
 
 def make_rows() -> list[Row]:

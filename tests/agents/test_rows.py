@@ -37,7 +37,7 @@ def loss_and_gradient(rows: Sequence[Row], loss_type: str) -> tuple[float, torch
     objective = Objective(loss_type=loss_type)  # type: ignore[arg-type]
     model = BigramLM(5, seed=0)
     gradients: list[torch.Tensor] = []
-    model.table.register_post_accumulate_grad_hook(lambda table: gradients.append(table.grad.clone()))
+    model.table.register_post_accumulate_grad_hook(lambda table: gradients.append(table.grad.clone()))  # type: ignore[no-untyped-call]
     settings = LearnerSettings(
         temperature=1.0,
         pad_id=0,

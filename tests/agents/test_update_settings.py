@@ -43,7 +43,7 @@ def gradient_of(
 ) -> torch.Tensor:
     """The table's gradient in the last update of one step, before it is clipped."""
     gradients: list[torch.Tensor] = []
-    model.table.register_post_accumulate_grad_hook(lambda table: gradients.append(table.grad.clone()))
+    model.table.register_post_accumulate_grad_hook(lambda table: gradients.append(table.grad.clone()))  # type: ignore[no-untyped-call]
     learner_of(model, settings, sharing).step(rows, prompts=1)
     return gradients[-1]
 
