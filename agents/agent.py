@@ -9,13 +9,15 @@ Who waits for whom, in one step:
                                                lockstep
 
 The event loop itself never computes: torch runs on one thread of its own, rewards on another, so that heartbeats go out
-whatever a step does. In async mode an agent never waits for a peer. In lockstep it waits for every teacher to close the
-same step, with a deadline, and the error names who did not.
+whatever a step does. Before its first step an agent waits for its teachers to be there, with a deadline. In async mode it
+never waits for a peer again. In lockstep it waits for every teacher to close the same step, with a deadline, and the error
+names who did not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +33,7 @@ from agents.config import AgentConfig
 from agents.evaluate import TaskScore, evaluate
 from agents.learner import Learner
 from agents.metrics import group_metrics, rescue_line
-from agents.peers import PeerFeed, next_step
+from agents.peers import Gathered, PeerFeed, next_step
 from agents.policies.policy import Policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
@@ -48,6 +50,8 @@ from exchange.client import Client
 from exchange.types import AgentName, StepPrompts, Version
 
 T = TypeVar("T")
+
+logger = logging.getLogger("mutualrl.agent")
 
 MAX_RESCUES_LOGGED = 200
 """Rescues written for the report, per agent; the counters count all."""
@@ -121,25 +125,39 @@ class Agent:
         self._met: set[int] = set()
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Train; returns whether all steps were made. `stop` ends the loop within the current step, with a checkpoint.
+        """Train; returns whether all steps were made. `stop` ends the loop within the current step.
 
-        Cancellation leaves no checkpoint and at most one computation that still runs on the torch thread.
+        Told to stop, or failing on the way (a lost hub, a reward that raises), it leaves a checkpoint of the steps made.
         """
+        step = 0
+        saved = False
         try:
-            step = 0
-            await self._evaluate(0)
+            await self._join()
+            await self._evaluate(0, stop)
             while step < self._loop.steps and not stop.is_set():
                 if await self._step(step, stop):
                     step += 1
+                    await self._look_back(step, stop)
             finished = step == self._loop.steps
             self._feed.hits.close()
             self._log(step, self._feed.hits.take())
             if finished and (not self._loop.evaluate_every or step % self._loop.evaluate_every):
-                await self._evaluate(step)
+                await self._evaluate(step, stop)
             await self._checkpoint("final" if finished else f"step-{step:06d}", step)
+            saved = True
             return finished
         finally:
+            if not saved and step:
+                await self._checkpoint(f"step-{step:06d}", step)
             self._torch.shutdown(wait=False, cancel_futures=True)
+
+    async def _join(self) -> None:
+        """Say that this agent is there, and wait for its teachers to say so, so that the first to load is not alone."""
+        here = StepPrompts(agent=self._name, step=0, version=self._version, prompt_ids=())
+        await self._client.publish(here)
+        absent = await self._feed.wait_for_teachers()
+        if absent:
+            logger.warning("%s starts without %s, which did not come in time", self._name, ", ".join(absent))
 
     async def _on_torch_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch, work)
@@ -150,20 +168,11 @@ class Agent:
         prompts = await self._draw()
         groups = await self._sample(prompts, step)
         sampled = time.perf_counter()
-        groups = await self._score(groups)
-        await self._publish(groups, step)
-        gathered = await unless_stopped(
-            stop, self._feed.gather(step, [prompt.id for prompt in prompts], self._parts.rule.wants(groups))
-        )
-        if gathered is None:
+        # What waits for others or for rewards is given up at once when the run is told to stop; the step is then void.
+        met = await unless_stopped(stop, self._meet_peers(step, groups))
+        if met is None:
             return False
-        shared = await self._parts.rule.share(
-            groups,
-            gathered.experience,
-            step=step,
-            steps=self._loop.steps,
-            rng=np.random.default_rng([self._seed, step]),
-        )
+        groups, gathered, shared = met
         if stop.is_set():
             return False
         waited = time.perf_counter() - sampled
@@ -181,11 +190,23 @@ class Agent:
         metrics["tokens_per_s"] = metrics["num_tokens"] / metrics["step_time"]
         self._log(step + 1, metrics)
         self._log_rescues(step + 1, shared)
-        if self._loop.evaluate_every and (step + 1) % self._loop.evaluate_every == 0:
-            await self._evaluate(step + 1)
-        if self._loop.checkpoint_every and (step + 1) % self._loop.checkpoint_every == 0:
-            await self._checkpoint(f"step-{step + 1:06d}", step + 1)
         return True
+
+    async def _look_back(self, step: int, stop: asyncio.Event) -> None:
+        """Evaluate and save when it is time to, after `step` steps."""
+        if self._loop.evaluate_every and step % self._loop.evaluate_every == 0:
+            await self._evaluate(step, stop)
+        if self._loop.checkpoint_every and step % self._loop.checkpoint_every == 0:
+            await self._checkpoint(f"step-{step:06d}", step)
+
+    async def _meet_peers(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], Gathered, Shared]:
+        """Judge the groups, publish them, gather what peers know, and turn both into training rows."""
+        scored = await self._score(groups)
+        await self._publish(scored, step)
+        gathered = await self._feed.gather(step, [group.prompt.id for group in scored], self._parts.rule.wants(scored))
+        rng = np.random.default_rng([self._seed, step])
+        shared = await self._parts.rule.share(scored, gathered.experience, step=step, steps=self._loop.steps, rng=rng)
+        return scored, gathered, shared
 
     async def _draw(self) -> list[Prompt]:
         count = self._config.prompts_per_step
@@ -234,8 +255,8 @@ class Agent:
             )
         )
 
-    async def _evaluate(self, step: int) -> None:
-        scores = await evaluate(
+    async def _evaluate(self, step: int, stop: asyncio.Event) -> None:
+        evaluating = evaluate(
             self._parts.sampler,
             self._parts.tasks,
             self._parts.rewards,
@@ -243,6 +264,9 @@ class Agent:
             threshold=self._loop.success_threshold,
             executor=self._torch,
         )
+        scores = await unless_stopped(stop, evaluating)
+        if scores is None:
+            return
         self._log(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
         for score in scores:
             self._parts.sink.evaluation(self._evaluation_line(step, score))

@@ -73,6 +73,7 @@ class PeerFeed:
         self._pending: dict[AgentName, deque[tuple[StepPrompts, float]]] = {peer: deque() for peer in self._teachers}
         self._attempts: dict[AgentName, dict[PromptId, _Attempt]] = {peer: {} for peer in self._teachers}
         self._closed: dict[AgentName, tuple[int, int]] = dict.fromkeys(self._teachers, NOTHING_CLOSED)
+        self._seen: set[AgentName] = set()
         self._newest: dict[AgentName, Version] = {}
         self._unfollowed: deque[StepPrompts] = deque(maxlen=MAX_ANNOUNCEMENTS)
         self.hits = HitCounter(self._teachers, window=rule.window)
@@ -124,6 +125,16 @@ class PeerFeed:
                     chosen[key] = self._prompts[key]
         return list(chosen.values())
 
+    async def wait_for_teachers(self) -> list[AgentName]:
+        """Wait until every teacher has published something, at most `step_timeout_s`; returns those that have not."""
+        deadline = self._clock() + self._step_timeout_s
+        while absent := [peer for peer in self._teachers if peer not in self._seen]:
+            left = deadline - self._clock()
+            if left <= 0:
+                return absent
+            await self._poll(absent, left)
+        return []
+
     async def refresh(self) -> None:
         """Learn of newly closed steps, for `follow`; waits for nobody."""
         await self._tail()
@@ -138,6 +149,8 @@ class PeerFeed:
             for row in got.rows:
                 closed = row.experience
                 if isinstance(closed, StepPrompts):
+                    self._seen.add(closed.agent)
+                if isinstance(closed, StepPrompts) and closed.prompt_ids:
                     self._pending[closed.agent].append((closed, self._clock() - row.age_s))
                     self._closed[closed.agent] = max(self._closed[closed.agent], (closed.version.epoch, closed.step))
             self._steps_cursor, more = got.cursor, got.more
@@ -154,14 +167,18 @@ class PeerFeed:
                     f"(last closed: {', '.join(f'{peer} {self._closed[peer][1]}' for peer in missing)}); "
                     "look at their logs, or raise step_timeout_s"
                 )
-            await self._client.gather(
-                kinds={"prompts"},
-                agents=set(missing),
-                after=self._steps_cursor,
-                min_count=1,
-                deadline_s=min(left, LONG_POLL_S),
-            )
-            await self._tail()
+            await self._poll(missing, left)
+
+    async def _poll(self, peers: Collection[AgentName], seconds: float) -> None:
+        """Wait for one of these peers to close a step, for some seconds at most, and take note."""
+        await self._client.gather(
+            kinds={"prompts"},
+            agents=set(peers),
+            after=self._steps_cursor,
+            min_count=1,
+            deadline_s=min(seconds, LONG_POLL_S),
+        )
+        await self._tail()
 
     def _absorb(self, step: int | None) -> None:
         """Take note of closed steps: all of them, in lockstep only those up to `step`."""

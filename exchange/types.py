@@ -51,7 +51,8 @@ class StepPrompts(Experience, frozen=True, kw_only=True, tag="prompts/1"):
     """Producer to all, once per step, after everything else of that step: these prompts were sampled and judged.
 
     It is what makes "the peer tried and failed" different from "the peer has not come here yet", lets an agent that is
-    behind follow, and closes a step in lockstep. Example: StepPrompts(agent="alpha", step=3, version=Version(0, 3),
+    behind follow, and closes a step in lockstep. Without prompts it only says that the producer is there.
+    Example: StepPrompts(agent="alpha", step=3, version=Version(0, 3),
     prompt_ids=("4f0c…",)).
     """
 

@@ -226,3 +226,12 @@ async def test_each_teachers_newest_row_on_a_prompt_is_what_comes(clients: tuple
         await close_step(beta, step, "p0")
     gathered = await feed(alpha).gather(0, [PromptId("p0")], [PromptId("p0")])
     assert steps_of(gathered.experience, "p0") == [2]
+
+
+async def test_the_start_waits_for_teachers_and_names_those_that_do_not_come(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    assert await feed(alpha, step_timeout_s=0.05).wait_for_teachers() == ["beta"]
+    waiting = asyncio.create_task(feed(alpha).wait_for_teachers())
+    await close_step(beta, 0)
+    async with asyncio.timeout(5):
+        assert await waiting == []

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import exchange
 from agents.agent import Agent
+from agents.errors import RewardError
 from exchange.config import HubConfig
-from exchange.types import AgentName
+from exchange.types import AgentName, StepPrompts, Version
 from mutualrl.config import Run
 from mutualrl.rundir import RunDir
 from mutualrl.topology import hub_edges, teachers
@@ -120,7 +122,7 @@ async def test_without_peers_every_rule_is_isolated_bit_for_bit(
 async def test_with_a_teacher_that_never_comes_every_rule_is_isolated_bit_for_bit(
     sharing: dict[str, object], isolated: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    run = graded(sharing, agents=2, mode="async")
+    run = msgspec.structs.replace(graded(sharing, agents=2, mode="async"), step_timeout_s=0.05)
     assert_equal((await train(run, tmp_path, silent="beta"))["alpha"], isolated)
 
 
@@ -141,11 +143,35 @@ async def test_told_to_stop_an_agent_that_waits_in_lockstep_leaves_with_a_checkp
         )
         running = asyncio.create_task(agent.run(stop))
         # Once alpha has closed step 0 all that is left of the step is to wait for beta, who never comes.
-        await beta.gather(kinds={"prompts"}, agents={AgentName("alpha")}, min_count=1, deadline_s=30.0)
+        here = StepPrompts(agent=AgentName("beta"), step=0, version=Version(beta.epoch, 0), prompt_ids=())
+        await beta.publish(here)
+        await beta.gather(kinds={"prompts"}, agents={AgentName("alpha")}, min_step=0, min_count=1, deadline_s=30.0)
         stop.set()
         async with asyncio.timeout(20):
             assert not await running
     assert (tmp_path / "checkpoints" / "alpha" / "step-000000" / "config.json").exists()
+
+
+async def test_an_agent_that_fails_leaves_a_checkpoint_of_the_steps_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = graded({"rule": "isolated"})
+    parts = build_parts(run, AgentName("alpha"), RunDir(tmp_path))
+    score, calls = parts.rewards.score, []
+
+    async def fail_in_the_third_step(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 4:  # the evaluation before the first step is one
+            raise RewardError("judge is gone")
+        return await score(*arguments)
+
+    monkeypatch.setattr(parts.rewards, "score", fail_in_the_third_step)
+    async with exchange.memory() as hub, hub.connect("alpha") as client:
+        name = AgentName("alpha")
+        agent = Agent(name, run.agents[name], loop_of(run), parts, client, teachers=[], started_at_s=time.time())
+        with pytest.raises(RewardError, match="judge is gone"):
+            await agent.run(asyncio.Event())
+    assert [path.name for path in (tmp_path / "checkpoints" / "alpha").iterdir()] == ["step-000002"]
 
 
 @pytest.mark.parametrize("sharing", [{"rule": "sgt", "lambda": 1.0}, {"rule": "prp"}, {"rule": "xgrpo"}])
