@@ -15,6 +15,7 @@ import torch
 from agents.config import WarmStart
 from agents.errors import TaskError
 from agents.policies.policy import Policy
+from agents.policies.spelling import check_spelling
 from agents.tasks.load import TaskData
 from agents.types import Prompt
 
@@ -35,12 +36,14 @@ def warm_start(policy: Policy, config: WarmStart, tasks: Sequence[TaskData], *, 
 
     Each row's task is drawn by its share in `mix`, its prompt evenly. The loss is the mean over answer and end tokens.
     AdamW without weight decay, the rate rising over a tenth of the steps and falling to 0 along a half cosine. Equal seeds
-    give equal weights on one machine. Raises TaskError when `mix` names a task that is not there or has no answers.
+    give equal weights on one machine. Raises TaskError when `mix` names a task that is not there or has no
+    answers, PolicyError when the policy cannot spell a prompt or an answer.
     """
     by_name = {task.name: task for task in tasks}
     missing = [name for name in config.mix if name not in by_name]
     if missing:
         raise TaskError(f"`warm_start.mix` names unknown task {missing[0]!r}; known are {', '.join(by_name)}")
+    check_spelling(policy.tokenizer, (prompt for name in config.mix for prompt in by_name[name].train))
     examples = [[_example(policy, prompt) for prompt in by_name[name].train] for name in config.mix]
     shares = np.array(list(config.mix.values()))
     rng = np.random.default_rng([seed, len(config.mix)])

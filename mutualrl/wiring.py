@@ -130,7 +130,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
 
 
 def preflight(tasks: Sequence[TaskData], rewards: Rewards, sampler: HFSampler) -> None:
-    """Raise before anything is spent when a prompt is too long or a reward's column is missing."""
+    """Raise before anything is spent when a prompt is too long, a text cannot be spelled or a reward's column is missing."""
     prompts = [prompt for task in tasks for prompt in (*task.train, *task.heldout)]
     rewards.check_columns(prompts)
     sampler.preflight(prompts)

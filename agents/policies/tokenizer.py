@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from agents.errors import PolicyError
 from exchange.types import Message
 from tokenalign.encoder import Encoder
+from tokenalign.errors import TextError
 from tokenalign.table import TokenKind, TokenTable
 
 RENDERED_PROMPTS = 8192
@@ -81,6 +82,21 @@ class PolicyTokenizer:
     def decode_bytes(self, ids: npt.ArrayLike) -> bytes:
         """What the content tokens of ids [T] spell; control tokens spell nothing."""
         return self.table.bytes_of(ids)
+
+    def first_lost(self, text: str) -> str | None:
+        """The first character that the vocabulary cannot spell; None when the ids of the text spell all of it.
+
+        The whole text where each of its characters can be spelled, but not all of them together.
+        """
+        if self._spells(text):
+            return None
+        return next((character for character in text if not self._spells(character)), text)
+
+    def _spells(self, text: str) -> bool:
+        try:
+            return self.decode_bytes(self.encode(text.encode())) == text.encode()
+        except TextError:
+            return False
 
     def _render(self, messages: tuple[Message, ...]) -> npt.NDArray[np.int32]:
         """Prompt ids [Tp], read-only, up to the place where the answer begins; cached as `render`.

@@ -14,6 +14,7 @@ import torch
 from agents.config import Sampling
 from agents.errors import PolicyError
 from agents.policies.policy import Policy
+from agents.policies.spelling import check_spelling
 from agents.samplers.decode import Choose, Decoded, Stop, decode
 from agents.samplers.distribution import draw_tokens, sampling_log_probs
 from agents.types import Completion, Group, Prompt
@@ -29,7 +30,11 @@ class HFSampler:
         self._stop_strings = tuple(text.encode() for text in sampling.stop)
 
     def preflight(self, prompts: Sequence[Prompt]) -> None:
-        """Raise PolicyError, naming the prompt, when a prompt and a longest completion together exceed the context."""
+        """Raise PolicyError, naming the prompt, when the policy cannot hold or cannot spell it.
+
+        A prompt and a longest completion must fit the context together; prompts and text answers must be spelled whole.
+        """
+        check_spelling(self._policy.tokenizer, prompts)
         limit = self._policy.max_context - self._sampling.max_completion_length
         for prompt in prompts:
             length = len(self._policy.tokenizer.render(prompt.messages))

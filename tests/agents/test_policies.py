@@ -6,19 +6,23 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from agents.config import HFPolicy, PolicyConfig, TinyPolicy
 from agents.errors import PolicyError
 from agents.policies.policy import HOLE_LOGIT, Policy, build_policy
+from agents.policies.spelling import check_spelling
 from agents.policies.tiny_tokenizers import TOKENIZERS
 from agents.policies.tokenizer import PolicyTokenizer
-from exchange.types import Message
+from agents.types import Prompt
+from exchange.types import Message, PromptId
 from tokenalign.table import TokenKind, TokenTable
 
 ARCHS: list[Literal["llama", "gpt_neox"]] = ["llama", "gpt_neox"]
@@ -73,6 +77,60 @@ def test_char_and_unigram_spell_printable_ascii(text: str) -> None:
 def test_what_a_vocabulary_lacks_leaves_a_trace(tokenizer: PolicyTokenizer) -> None:
     ids = tokenizer.encode("aüb".encode())
     assert [tokenizer.table.kind(int(token)) is TokenKind.SPECIAL for token in ids] == [False, True, False]
+
+
+def prompt(text: str, answer: object = "ok") -> Prompt:
+    return Prompt(id=PromptId("p0"), task="t", messages=user(text), columns={"answer": answer})
+
+
+@pytest.mark.parametrize("tokenizer", [CHAR, UNIGRAM])
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (prompt("ab日本"), "'日' in the text"),
+        (prompt("e\u0301"), "'é' in the text"),
+        (prompt("a\tb"), r"'\\t' in the text"),
+        (prompt("a", answer="1\u00a0m"), r"'\\xa0' in the answer"),
+    ],
+)
+def test_a_text_that_cannot_be_spelled_is_refused(tokenizer: PolicyTokenizer, row: Prompt, what: str) -> None:
+    with pytest.raises(PolicyError, match=rf"cannot spell {what} of prompt p0 of task 't'"):
+        check_spelling(tokenizer, [prompt("plain <eos> text\n"), row])
+    check_spelling(BYTE_BPE, [row])
+
+
+def test_each_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[bytes] = []
+
+    def encode(text: bytes) -> npt.NDArray[np.int32]:
+        encoded.append(text)
+        return np.zeros(0, np.int32)
+
+    monkeypatch.setattr(CHAR, "encode", encode)
+    monkeypatch.setattr(CHAR, "decode_bytes", lambda ids: encoded[-1])
+    check_spelling(CHAR, [prompt("a"), prompt("a"), prompt("b", answer=7), prompt("b", answer=None)])
+    assert encoded == [b"a", b"ok", b"b"]
+
+
+def test_a_tokenizer_that_composes_characters_reads_them_but_cannot_write_them_apart() -> None:
+    backend = TOKENIZERS["byte_bpe"](300)
+    backend.normalizer = normalizers.NFC()
+    tokenizer = PolicyTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>"),  # type: ignore[no-untyped-call]
+        vocab_size=300,
+    )
+    check_spelling(tokenizer, [prompt("e\u0301", answer="é")])
+    with pytest.raises(PolicyError, match="in the answer of prompt p0"):
+        check_spelling(tokenizer, [prompt("e", answer="e\u0301")])
+
+
+def test_a_tokenizer_without_unknown_token_is_checked_too() -> None:
+    backend = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<none>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")  # type: ignore[no-untyped-call]
+    with pytest.raises(PolicyError, match="cannot spell 'b' in the text"):
+        check_spelling(PolicyTokenizer(hf, vocab_size=2), [prompt("aab", answer="a")])
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

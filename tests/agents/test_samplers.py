@@ -182,6 +182,12 @@ def test_a_prompt_beyond_the_context_is_named_before_sampling(policy: Policy) ->
         sampler.preflight([*PROMPTS, long])
 
 
+def test_a_prompt_that_cannot_be_spelled_is_named_before_sampling() -> None:
+    sampler = HFSampler(build("llama", "char"), Sampling(max_completion_length=4))
+    with pytest.raises(PolicyError, match="cannot spell 'ü' in the text of prompt aü of task 't'"):
+        sampler.preflight([*PROMPTS, prompt("aü")])
+
+
 def test_eval_mode_is_left_as_it_was(policy: Policy) -> None:
     policy.model.train()
     HFSampler(policy, Sampling(max_completion_length=2)).greedy(PROMPTS, 4)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from agents.config import Sampling, TinyPolicy, WarmStart
-from agents.errors import TaskError
+from agents.errors import PolicyError, TaskError
 from agents.evaluate import evaluate
 from agents.policies.policy import Policy, build_policy
 from agents.rewards.rewards import Rewards
@@ -86,6 +87,13 @@ def test_errors() -> None:
     blank = Prompt(id=prompt.id, task="t", messages=prompt.messages, columns={})
     task = TaskData(name="t", train=[blank], heldout=[])
     with pytest.raises(TaskError, match="needs a text in column 'answer', got answer=None in prompt"):
+        warm_start(build(), WarmStart(steps=1, mix={"t": 1.0}), [task], seed=0)
+
+
+def test_an_answer_that_cannot_be_spelled_is_not_trained_on() -> None:
+    prompt = TASKS[0].train[0]
+    task = TaskData(name="t", train=[replace(prompt, columns={"answer": "a東"})], heldout=[])
+    with pytest.raises(PolicyError, match="cannot spell '東' in the answer"):
         warm_start(build(), WarmStart(steps=1, mix={"t": 1.0}), [task], seed=0)
 
 
