@@ -50,6 +50,7 @@ def test_the_longest_text_fits_with_its_end_token_and_one_more_is_refused_and_co
         with pytest.raises(TooLongError, match="got 6 tokens with max_tokens=5"):
             receiver.translate(peer(b"abcde", 5))
     assert receiver.take() == {"thl/refused": 2, "thl/text_bytes_changed": 0}
+    assert receiver.take()["thl/refused"] == 0
 
 
 def test_a_text_that_the_own_tokenizer_cannot_spell_is_refused_with_its_bytes(receiver: PeerReceiver) -> None:
