@@ -31,10 +31,10 @@ from agents.config import Objective
 from agents.rows import Row, Spans, Stream, own_rows
 from agents.sharing.config import PRP
 from agents.sharing.isolated import rewards_of
-from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Shared
+from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Shared, newest_of_each_peer
 from agents.sharing.texts import unpack
 from agents.types import Group
-from exchange.types import AgentName, Kind, PromptId, RolloutGroup
+from exchange.types import Kind, PromptId, RolloutGroup
 from tokenalign import TokenAlignError, sum_spans
 
 
@@ -105,13 +105,8 @@ class PRPRule:
 
     def _keep(self, group: Group, experience: Sequence[PeerExperience], rng: np.random.Generator) -> list[_PeerRow]:
         """Translate the newest group of each peer and keep a share of it, drawn without looking at rewards."""
-        newest: dict[AgentName, RolloutGroup] = {}
-        for record in experience:
-            if isinstance(record, RolloutGroup) and (
-                record.agent not in newest or record.version > newest[record.agent].version
-            ):
-                newest[record.agent] = record
-        offered = [(newest[agent], index, text) for agent in sorted(newest) for index, text in enumerate(unpack(newest[agent]))]
+        newest = newest_of_each_peer(experience, RolloutGroup)
+        offered = [(record, index, text) for record in newest for index, text in enumerate(unpack(record))]
         most = self._most_peer_rows(group)
         kept: list[_PeerRow] = []
         for chosen in rng.permutation(len(offered)):

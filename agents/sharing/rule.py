@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,18 @@ from tokenalign import Translation
 
 PeerExperience = GroupRewards | VerifiedSuccesses | RolloutGroup
 Peers = Mapping[PromptId, Sequence[PeerExperience]]
+
+
+E = TypeVar("E", GroupRewards, RolloutGroup)
+
+
+def newest_of_each_peer(experience: Sequence[PeerExperience], kind: type[E]) -> list[E]:
+    """Each peer's newest record of a kind, peers in the order of their names."""
+    newest: dict[AgentName, E] = {}
+    for record in experience:
+        if isinstance(record, kind) and (record.agent not in newest or record.version > newest[record.agent].version):
+            newest[record.agent] = record
+    return [newest[agent] for agent in sorted(newest)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

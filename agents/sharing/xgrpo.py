@@ -29,9 +29,9 @@ from agents.config import Objective
 from agents.rows import own_rows
 from agents.sharing.config import XGRPO
 from agents.sharing.isolated import rewards_of
-from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared
+from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
 from agents.types import Group
-from exchange.types import AgentName, GroupRewards, Kind, PromptId
+from exchange.types import GroupRewards, Kind, PromptId
 
 
 def shared_baseline_advantages(
@@ -75,14 +75,11 @@ class XGRPORule:
     def open_prompts(self) -> Sequence[PromptId]:
         return ()
 
-    def _newest_rewards(self, experience: Sequence[PeerExperience]) -> list[Rewards]:
-        newest: dict[AgentName, GroupRewards] = {}
-        for record in experience:
-            if isinstance(record, GroupRewards) and record.reward_fingerprint == self._receiver.reward_fingerprint:
-                held = newest.get(record.agent)
-                if held is None or record.version > held.version:
-                    newest[record.agent] = record
-        return [newest[agent].rewards for agent in sorted(newest)]
+    def _poolable(self, experience: Sequence[PeerExperience]) -> list[Rewards]:
+        """The newest rewards of each peer that judges as the receiver does."""
+        mine = self._receiver.reward_fingerprint
+        alike = [record for record in experience if isinstance(record, GroupRewards) and record.reward_fingerprint == mine]
+        return [record.rewards for record in newest_of_each_peer(alike, GroupRewards)]
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         batch_std = batch_spread([rewards_of(group) for group in groups])
@@ -90,7 +87,7 @@ class XGRPORule:
         pooled = degenerate = 0
         for group in groups:
             own = rewards_of(group)
-            records = self._newest_rewards(peers.get(group.prompt.id, ()))
+            records = self._poolable(peers.get(group.prompt.id, ()))
             peer_rewards = np.concatenate(records) if records else np.empty(0, dtype=np.float32)
             advantages.append(shared_baseline_advantages(own, peer_rewards, self._config, self._objective, batch_std))
             pooled += bool(records)
