@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
+try:
+    import typer
 
-from mutualrl import exit_codes
-from mutualrl.errors import MutualRLError
+    from mutualrl import exit_codes
+    from mutualrl.errors import MutualRLError
+    from mutualrl.output import unbreakable_output
+except KeyboardInterrupt:  # most of the time until the first command is spent here
+    sys.exit(130)
 
 app = typer.Typer(
     name="mutualrl",
@@ -104,13 +108,14 @@ def version() -> None:
 
 def main() -> NoReturn:
     """Run the command line and end the process with one of the codes in mutualrl/exit_codes.py."""
-    try:
-        app()
-    except MutualRLError as error:
-        from rich.console import Console
+    with unbreakable_output():
+        try:
+            app()
+        except MutualRLError as error:
+            from rich.console import Console
 
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(exit_codes.of_error(error))
-    except KeyboardInterrupt as error:
-        sys.exit(exit_codes.of_error(error))
+            Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            sys.exit(exit_codes.of_error(error))
+        except KeyboardInterrupt as error:
+            sys.exit(exit_codes.of_error(error))
     sys.exit(exit_codes.DONE)

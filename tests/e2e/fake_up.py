@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl import up
+from mutualrl.output import unbreakable_output
 from mutualrl.rundir import RunDir
 from mutualrl.supervise import HUB
 
@@ -20,4 +21,5 @@ def command(run_dir: RunDir, role: str) -> list[str]:
 
 if __name__ == "__main__":
     config, output_dir, *overrides = sys.argv[1:]
-    sys.exit(up.run_up(Path(config), overrides, output_dir=Path(output_dir), command=command, console=Console(width=200)))
+    with unbreakable_output():
+        sys.exit(up.run_up(Path(config), overrides, output_dir=Path(output_dir), command=command, console=Console(width=200)))

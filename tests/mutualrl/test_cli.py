@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,29 @@ def test_a_report_on_nothing_is_refused(
 ) -> None:
     assert call(monkeypatch, "report", tmp_path / "absent") == exit_codes.BAD_CONFIG
     assert "does not exist" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("key", "code"), [("steps", 0), ("stepz", 2)])
+def test_output_that_nobody_reads_changes_no_exit_code(starter: Path, key: str, code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "mutualrl", "up", str(starter), "--dry-run", f"{key}=3"]
+    ended = subprocess.run(command, stdout=writer, stderr=writer, check=False)
+    os.close(writer)
+    assert ended.returncode == code
+
+
+def test_ctrl_c_while_python_loads_ends_without_a_traceback() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "import mutualrl.cli"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
