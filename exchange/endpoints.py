@@ -9,15 +9,21 @@ import fcntl
 import ipaddress
 import os
 import secrets
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from exchange.errors import EndpointError
 
-__all__ = ["check_endpoint", "claim", "private_ipc_dir"]
+__all__ = ["check_endpoint", "claim", "private_ipc_dir", "remove_private_dir"]
+
+_PREFIX = "mrl-"
+# A directory that somebody has just made, or will use again at once, is not yet left behind.
+ABANDONED_S = 3600.0
 
 # The system's limit is 107 bytes; the rest is for the socket's name.
 MAX_DIR_CHARS = 90
@@ -25,15 +31,40 @@ MAX_PATH_BYTES = 107
 
 
 def private_ipc_dir() -> Path:
-    """Make a directory `mrl-<8 hex>`, mode 0700, in $XDG_RUNTIME_DIR or the temporary directory (/tmp if too long)."""
+    """Make a directory `mrl-<8 hex>`, mode 0700, in $XDG_RUNTIME_DIR or the temporary directory (/tmp if too long).
+
+    Older ones of this user beside it, whose hub was killed before it could tidy up, are removed.
+    """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    name = f"mrl-{secrets.token_hex(4)}"
+    name = f"{_PREFIX}{secrets.token_hex(4)}"
     if len(str(base / name)) > MAX_DIR_CHARS or not os.access(base, os.W_OK | os.X_OK):
         base = Path("/tmp")
     path = base / name
     path.mkdir(mode=0o700)
     _check_private(path)
+    _sweep(base)
     return path
+
+
+def remove_private_dir(endpoint: str) -> None:
+    """Remove the directory of an endpoint if `private_ipc_dir` made it; anything else is left alone."""
+    directory = Path(endpoint.removeprefix("ipc://")).parent
+    if endpoint.startswith("ipc://") and directory.name.startswith(_PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    for directory in base.glob(f"{_PREFIX}{'[0-9a-f]' * 8}"):
+        with suppress(OSError, EndpointError):
+            _check_private(directory)
+            if time.time() - directory.stat().st_mtime < ABANDONED_S:
+                continue
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a hub is there
+                shutil.rmtree(directory)
+            finally:
+                os.close(lock)
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from exchange.config import HubConfig
+from exchange.endpoints import remove_private_dir
 from exchange.server import serve
 from mutualrl.manifest import write_atomically
 from mutualrl.rundir import RunDir
@@ -15,7 +16,10 @@ from mutualrl.topology import hub_edges
 
 
 async def hub_main(path: Path, stop: asyncio.Event) -> None:
-    """Serve the run in this directory until `stop` is set; then write exchange.json."""
+    """Serve the run in this directory until `stop` is set; then write exchange.json.
+
+    The socket's directory goes with the hub, the last process that needs it: `up` may have been killed long before.
+    """
     run_dir = RunDir(path)
     run, manifest = run_dir.read_config(), run_dir.read_manifest()
     config = HubConfig(
@@ -27,5 +31,8 @@ async def hub_main(path: Path, stop: asyncio.Event) -> None:
         credit_bytes=run.exchange.credit_bytes,
         heartbeat_s=run.exchange.heartbeat_s,
     )
-    stats = await serve(manifest.endpoint, config, stop=stop)
+    try:
+        stats = await serve(manifest.endpoint, config, stop=stop)
+    finally:
+        remove_private_dir(manifest.endpoint)
     write_atomically(run_dir.exchange, msgspec.json.format(msgspec.json.encode(stats), indent=2))

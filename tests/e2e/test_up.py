@@ -136,6 +136,7 @@ async def test_nothing_outlives_a_killed_supervisor_and_strangers_do(tmp_path: P
         await until_stepping(run_dir, "parent", "numb", "steady")
         descendants = psutil.Process(up.pid).children(recursive=True)
         assert len(descendants) == 5, "hub, three agents, and a child of one of them"
+        ipc_dir = Path(run_dir.read_manifest().endpoint.removeprefix("ipc://")).parent
         up.kill()
         try:
             await eventually(lambda: not any(alive(process.pid) for process in descendants), within_s=3.0)
@@ -143,4 +144,18 @@ async def test_nothing_outlives_a_killed_supervisor_and_strangers_do(tmp_path: P
             for process in psutil.wait_procs(descendants, timeout=0)[1]:
                 process.kill()
         assert alive(unrelated)
+    assert not ipc_dir.exists()
     await end_of(up)
+
+
+async def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = (str(FAKE_UP), str(run_file(tmp_path, "quick1", "quick2")), str(tmp_path / "run"))
+    up = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=DEVNULL, stdout=writer, stderr=PIPE)
+    os.close(writer)
+    async with asyncio.timeout(HANG_S):
+        _, errors = await up.communicate()
+    assert (up.returncode, errors) == (0, b"")
+    manifest = RunDir(tmp_path / "run").read_manifest()
+    assert (manifest.status, [role.exit_code for role in manifest.roles]) == ("done", [143, 0, 0])

@@ -81,6 +81,31 @@ def test_a_long_temporary_directory_is_no_obstacle(monkeypatch: pytest.MonkeyPat
     path.rmdir()
 
 
+def test_what_killed_hubs_left_behind_is_removed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        dead, served, fresh, unclaimed = (exchange.private_ipc_dir() for _ in range(4))
+        foreign = Path(base) / "mrl-mine"
+        foreign.mkdir(mode=0o700)
+        for path in (dead, fresh, foreign):
+            (path / "lock").touch()
+        with claim(f"ipc://{served}/hub"):
+            for path in (dead, served, unclaimed, foreign):
+                os.utime(path, (0, 0))
+            new = exchange.private_ipc_dir()
+        assert set(Path(base).iterdir()) == {served, fresh, unclaimed, foreign, new}
+
+
+def test_only_directories_made_here_are_removed(directory: Path, tmp_path: Path) -> None:
+    exchange.endpoints.remove_private_dir(f"ipc://{tmp_path}/hub")
+    exchange.endpoints.remove_private_dir("tcp://127.0.0.1:5555")
+    assert tmp_path.is_dir()
+    made = exchange.private_ipc_dir()
+    (made / "lock").touch()
+    exchange.endpoints.remove_private_dir(f"ipc://{made}/hub")
+    assert not made.exists()
+
+
 def test_an_open_directory_is_no_place_for_a_hub(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(EndpointError, match="mode=755"), claim(f"ipc://{tmp_path}/hub"):
