@@ -75,8 +75,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed gives the same numbers on the same machine). schedule: "seed" (all agents draw step t's prompts alike) or
     "follow" (an agent takes the newest prompts that its peers published and it has not met).
     checkpoint_every: steps between checkpoints (0: only at the end). step_timeout_s: in lockstep, how long a step may
-    wait for a peer; in both modes, silence after which the run says who waits for whom, and how long a run that is
-    being stopped waits for its agents to finish their step.
+    wait for a peer; in both modes, silence after which the run says who waits for whom. drain_s: how long a run that is
+    being stopped waits for its agents to finish what they compute and save.
     """
 
     name: str = "run"
@@ -87,6 +87,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output_dir: str = "runs"
     checkpoint_every: int = 0
     step_timeout_s: float = 300.0
+    drain_s: float = 30.0
     tasks: tuple[TaskConfig, ...]
     agents: dict[str, AgentConfig]
     topology: Topology = Topology()

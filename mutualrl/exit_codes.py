@@ -1,7 +1,7 @@
 """Exit codes of the command line and of every role process.
 
 0 done · 1 the run failed · 2 the configuration or the run directory cannot be used · 128 + N ended by signal N (130 for
-SIGINT, 143 for SIGTERM).
+SIGINT, 143 for SIGTERM, 129 for SIGHUP: a closed terminal).
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ BAD_CONFIG = 2
 def of_signal(number: int) -> int:
     """Exit code of a process that ended because of this signal."""
     return 128 + number
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a run in order; not SIGHUP where it is ignored, as `nohup` has it."""
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hang_up)
 
 
 def of_error(error: BaseException) -> int:

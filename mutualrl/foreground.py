@@ -19,8 +19,8 @@ _PR_SET_PDEATHSIG = 1
 def run_command(arguments: Sequence[str], *, program: Sequence[str] = PROGRAM) -> int:
     """Run `mutualrl ARGUMENTS` as a process of its own and return its exit code.
 
-    It lives in its own session, so that Ctrl-C reaches it once, through here; SIGINT and SIGTERM are passed on, and it is
-    told to stop when this process dies.
+    It lives in its own session, so that Ctrl-C reaches it once, through here; SIGINT, SIGTERM and SIGHUP are passed
+    on, and it is told to stop when this process dies.
     """
     with _signals_noted() as noted:
         process = subprocess.Popen(
@@ -56,7 +56,7 @@ class _NotedSignals:
 @contextmanager
 def _signals_noted() -> Iterator[_NotedSignals]:
     noted = _NotedSignals()
-    before = {number: signal.signal(number, noted.note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, noted.note) for number in exit_codes.ending_signals()}
     try:
         yield noted
     finally:

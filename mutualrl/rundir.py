@@ -58,6 +58,10 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def final_checkpoint(self, agent: str) -> Path:
+        """Where an agent that has made all its steps leaves its model."""
+        return self.checkpoints / agent / "final"
+
     def log(self, role: str) -> Path:
         """Where a role's standard output and error go."""
         return self.path / "logs" / f"{role}.log"

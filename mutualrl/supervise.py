@@ -6,7 +6,8 @@
     end      SIGTERM, then SIGKILL, to the process groups of what is left     `leave_s` each
     hub      last of all, so that the agents' last words arrive; it saves its statistics
 
-A second SIGINT or SIGTERM skips what is left of the waiting. Every agent is essential: one that fails ends the run.
+A second SIGINT, SIGTERM or SIGHUP skips what is left of the waiting. Every agent is essential: one that fails ends the
+run, and so does one that ends without a final checkpoint.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,7 @@ class Supervisor:
         self._manifest = manifest
         self._tell = tell
         self._before_hub = before_hub
-        self._deadlines = deadlines or Deadlines(drain_s=run.step_timeout_s)
+        self._deadlines = deadlines or Deadlines(drain_s=run.drain_s)
         self._command = command
         self._ends: dict[RoleProcess, asyncio.Task[int]] = {}
         self._stop = asyncio.Event()
@@ -95,9 +96,7 @@ class Supervisor:
                 await self._watch()
                 await self._end()
         finally:
-            for role in self._running(self._ends):
-                role.signal_group(signal.SIGKILL)
-            await asyncio.gather(*self._ends.values())
+            await _uncancelled(self._reap())
             pipe.close()
             outcome = self._outcome()
             self._record(outcome.status, exit_code=outcome.exit_code, ended=now())
@@ -118,6 +117,13 @@ class Supervisor:
         self._failure = self._failure or Outcome(status="failed", exit_code=exit_codes.RUN_FAILED, failure=reason)
         self._stop.set()
 
+    async def _reap(self) -> None:
+        """Kill and wait for what is left. The tasks that wait for the roles may have been cancelled with everything."""
+        for role, end in self._ends.items():
+            if not end.done() or end.cancelled():
+                role.signal_group(signal.SIGKILL)
+        await asyncio.gather(*(role.process.wait() for role in self._ends))
+
     async def _start(self, pipe: DeathPipe) -> None:
         for name in (HUB, *self._run.agents):
             threads = 1 if name == HUB else self._run.agents[name].threads
@@ -128,10 +134,10 @@ class Supervisor:
         self._record("running")
 
     async def _watch(self) -> None:
-        agents = [end for role, end in self._ends.items() if role.name != HUB]
+        agents = {role for role in self._ends if role.name != HUB}
         stop = asyncio.create_task(self._stop.wait())
         seen: set[RoleProcess] = set()
-        while not self._stop.is_set() and not all(end.done() for end in agents):
+        while not self._stop.is_set() and not agents <= seen:
             waiting = [end for role, end in self._ends.items() if role not in seen]
             await asyncio.wait([stop, *waiting], return_when=asyncio.FIRST_COMPLETED)
             for role, end in self._ends.items():
@@ -144,7 +150,7 @@ class Supervisor:
         """A role has ended before it was asked to: an agent that is done, or the run's failure."""
         if self._stop.is_set():
             return
-        if role.name != HUB and code == exit_codes.DONE:
+        if role.name != HUB and code == exit_codes.DONE and self._run_dir.final_checkpoint(role.name).is_dir():
             self._tell(f"{role.name} is done")
             self._record("running")
             return
@@ -200,7 +206,10 @@ class Supervisor:
         self._manifest = msgspec.structs.replace(
             self._manifest, status=status, pid=os.getpid(), roles=roles, exit_code=exit_code, ended=ended
         )
-        self._run_dir.write_manifest(self._manifest)
+        try:
+            self._run_dir.write_manifest(self._manifest)
+        except OSError as error:  # a full disk must not hide how the run ended
+            self._tell(f"warning: {self._run_dir.manifest} could not be written: {error}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -208,10 +217,20 @@ class Supervisor:
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = exit_codes.ending_signals()
+        for number in numbers:
             loop.add_signal_handler(number, self.interrupt, number)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
+
+
+async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work to its end, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    task.result()

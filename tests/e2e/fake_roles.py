@@ -48,7 +48,8 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
                     await stop.wait()
             except TimeoutError:
                 continue
-        (run_dir.checkpoints / name).mkdir()
+        saved = run_dir.final_checkpoint(name) if step == run.steps else run_dir.checkpoints / name / f"step-{step}"
+        saved.mkdir(parents=True)
 
 
 def _log(run_dir: RunDir, name: str, step: int) -> None:

@@ -23,7 +23,13 @@ from mutualrl.supervise import Deadlines, Supervisor
 SIGTERM_WAITS = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
 UNTIL_STOPPED = SIGTERM_WAITS + "print('up', flush=True); signal.sigwait({signal.SIGTERM}); print('saved')"
 HUB = UNTIL_STOPPED
-DONE = "pass"
+
+
+def done(path: Path, agent: str) -> str:
+    """A script that makes all its steps at once."""
+    return f"import os; os.makedirs({str(path / 'checkpoints' / agent / 'final')!r})"
+
+
 RAISES = "raise RuntimeError('no luck today')"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: time.sleep(60)"
@@ -78,7 +84,7 @@ IMPATIENT = Deadlines(drain_s=0.05, leave_s=0.05)
 
 
 async def test_agents_that_end_early_do_not_end_the_run(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, PATIENT, alpha=DONE, beta=UNTIL_STOPPED)
+    harness = Harness(tmp_path, PATIENT, alpha=done(tmp_path, "alpha"), beta=UNTIL_STOPPED)
     running = asyncio.create_task(harness.supervisor.run())
     await harness.until_up("beta")
     await eventually(lambda: "alpha is done" in harness.told)
@@ -91,7 +97,8 @@ async def test_agents_that_end_early_do_not_end_the_run(tmp_path: Path) -> None:
 
 
 async def test_a_run_is_done_when_all_agents_are_and_the_hub_ends_last(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, PATIENT, alpha=once_up(tmp_path, "hub"), beta=DONE)
+    alpha, beta = (once_up(tmp_path, "hub") + done(tmp_path, agent) for agent in ("alpha", "beta"))
+    harness = Harness(tmp_path, PATIENT, alpha=alpha, beta=beta)
     outcome = await harness.supervisor.run()
     assert (outcome.status, outcome.exit_code, outcome.failure) == ("done", 0, None)
     assert harness.told[-1] == "before hub: True, False"
@@ -119,6 +126,7 @@ async def test_an_agent_that_raises_ends_the_run_with_its_traceback_and_drains_t
         ("import sys; print('bad value', file=sys.stderr); sys.exit(2)", 2, "cannot use its configuration.*\nbad value"),
         ("import os; os.kill(os.getpid(), 9)", 1, r"was ended by SIGKILL \(out of memory\?\)"),
         ("import os; os._exit(1)", 1, "alpha failed"),
+        ("print('bye')", 1, "alpha ended before its time; .*\nbye"),
     ],
 )
 async def test_how_an_agent_failed_is_said(tmp_path: Path, script: str, exit_code: int, text: str) -> None:
@@ -128,7 +136,7 @@ async def test_how_an_agent_failed_is_said(tmp_path: Path, script: str, exit_cod
         raise AssertionError(outcome.failure)
 
 
-@pytest.mark.parametrize("hub", [RAISES, DONE])
+@pytest.mark.parametrize("hub", [RAISES, "pass"])
 async def test_a_hub_that_ends_first_fails_the_run(tmp_path: Path, hub: str) -> None:
     harness = Harness(tmp_path, PATIENT, hub=hub, alpha=UNTIL_STOPPED)
     outcome = await harness.supervisor.run()
@@ -189,6 +197,70 @@ async def test_a_cancelled_supervisor_leaves_nothing_behind(tmp_path: Path) -> N
         await running
     assert harness.nobody_lives()
     assert harness.dir.read_manifest().status == "failed"
+
+
+async def test_however_often_it_is_cancelled_the_end_is_recorded(tmp_path: Path) -> None:
+    """As when an exit in another task makes asyncio cancel every task at once, those that wait for roles too."""
+    harness = Harness(tmp_path, PATIENT, alpha=STUBBORN)
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("alpha")
+    everything = asyncio.all_tasks() - {asyncio.current_task()}
+    for _ in range(3):
+        for task in everything:
+            task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert harness.nobody_lives()
+    manifest = harness.dir.read_manifest()
+    assert (manifest.status, {role.exit_code for role in manifest.roles}) == ("failed", {-9})
+
+
+async def test_agents_that_are_done_before_they_are_watched_are_judged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=RAISES)
+    start = harness.supervisor._start
+
+    async def start_slowly(pipe: DeathPipe) -> None:
+        await start(pipe)
+        await asyncio.wait([end for role, end in harness.supervisor._ends.items() if role.name == "alpha"])
+
+    monkeypatch.setattr(harness.supervisor, "_start", start_slowly)
+    outcome = await harness.supervisor.run()
+    assert outcome.failure is not None and "no luck today" in outcome.failure
+
+
+async def test_a_manifest_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=done(tmp_path, "alpha"))
+    harness.supervisor._before_hub = None
+    harness.dir.manifest.mkdir()
+    outcome = await harness.supervisor.run()
+    assert (outcome.status, outcome.exit_code) == ("done", 0)
+    assert harness.told[-1].startswith(f"warning: {harness.dir.manifest} could not be written: ")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+async def test_signals_drain_and_give_their_codes(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    harness = Harness(tmp_path, PATIENT, alpha=UNTIL_STOPPED)
+    running = asyncio.create_task(harness.supervisor.run())
+    await harness.until_up("alpha")
+    os.kill(os.getpid(), number)
+    outcome = await running
+    assert (outcome.status, outcome.exit_code) == ("stopped", code)
+
+
+async def test_a_hang_up_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        harness = Harness(tmp_path, PATIENT, alpha=UNTIL_STOPPED)
+        running = asyncio.create_task(harness.supervisor.run())
+        await harness.until_up("alpha")
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await running).exit_code == 143
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_role_knows_its_threads_and_leads_its_own_group(tmp_path: Path) -> None:
