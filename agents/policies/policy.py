@@ -52,8 +52,30 @@ def build_policy(config: PolicyConfig, *, seed: int, device: str, dtype: str, th
     names it. threads: of torch, for the whole process. Raises PolicyError when it cannot be had.
     """
     torch.set_num_threads(threads)
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    torch_dtype: torch.dtype = getattr(torch, dtype)
+    where = _usable_device(device)
+    try:
+        return _build(config, seed, where, getattr(torch, dtype))
+    except PolicyError:
+        raise
+    except Exception as error:  # a model's files, template and code are foreign: anything may come
+        what = "load a causal LM from policy.path=" + repr(config.path) if isinstance(config, HFPolicy) else f"build {config}"
+        raise PolicyError(f"cannot {what}: {type(error).__name__}: {error}") from error
+
+
+def _usable_device(name: str) -> torch.device:
+    """The device, seen to hold a number: torch knows the names of many that a machine, or its own build, has not."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.ones(1, device=device).item()
+    except Exception as error:  # of half a dozen kinds, by device and build
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PolicyError(
+            f'device={name!r} cannot be used here: {reason}; take "cpu", or "auto" for CUDA where there is one'
+        ) from error
+    return device
+
+
+def _build(config: PolicyConfig, seed: int, where: torch.device, torch_dtype: torch.dtype) -> Policy:
     hf_tokenizer: PreTrainedTokenizerBase
     if isinstance(config, TinyPolicy):
         model, hf_tokenizer = build_tiny(config, seed=seed, dtype=torch_dtype)
@@ -73,21 +95,16 @@ def build_policy(config: PolicyConfig, *, seed: int, device: str, dtype: str, th
 
 def _load(config: HFPolicy, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     code = config.trust_remote_code
-    try:
-        model_config = AutoConfig.from_pretrained(config.path, trust_remote_code=code)
-        _disable_dropout(model_config)
-        model = AutoModelForCausalLM.from_pretrained(
-            config.path,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=code,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=code)
-    except (OSError, ValueError, ImportError) as error:
-        raise PolicyError(
-            f"cannot load a causal LM from policy.path={config.path!r}: {type(error).__name__}: {error}"
-        ) from error
+    model_config = AutoConfig.from_pretrained(config.path, trust_remote_code=code)
+    _disable_dropout(model_config)
+    model = AutoModelForCausalLM.from_pretrained(
+        config.path,
+        config=model_config,
+        dtype=dtype,
+        attn_implementation=config.attn_implementation,
+        trust_remote_code=code,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=code)
     if config.gradient_checkpointing:
         reentrant = {"use_reentrant": False}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)  # type: ignore[no-untyped-call]

@@ -189,6 +189,28 @@ def test_a_path_that_is_no_model(tmp_path: Path) -> None:
         build(HFPolicy(path=str(tmp_path)))
 
 
+@pytest.mark.parametrize("device", ["meta", "banana", "", "xpu", "cuda:99", "cuda"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(PolicyError, match=rf"device='{device}' cannot be used here: .*; take \"cpu\", or \"auto\""):
+        build_policy(small(), seed=0, device=device, dtype="float32", threads=1)
+
+
+def test_what_goes_wrong_in_building_is_a_policy_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(small()).save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(PolicyError, match=r"cannot load a causal LM from policy\.path=.*: \w+Error: "):
+        build(HFPolicy(path=str(tmp_path)))
+
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("agents.policies.policy.build_tiny", out_of_memory)
+    with pytest.raises(PolicyError, match=r"cannot build TinyPolicy\(.*: OutOfMemoryError: no room"):
+        build(small())
+
+
 def test_dropout_is_off_and_checkpointing_trains(tmp_path: Path) -> None:
     policy = build(small("gpt_neox"))
     policy.model.config.hidden_dropout = 0.5
