@@ -106,6 +106,14 @@ async def test_behaviour_spans_carry_the_peers_sums() -> None:
     assert row.weight == 0.25
 
 
+@pytest.mark.parametrize("tokenizer", ["source", "receiver"])
+async def test_every_row_of_a_group_carries_its_own_sums(tokenizer: str) -> None:
+    record = rollouts([b"b", b"ba", b"bab", b"baba"], tokenizer=tokenizer)
+    shared = await share(make_rule(), make_group(make_prompt(), [0, 0, 0, 0]), record)
+    sums = [row.spans.logprobs.tolist() for row in of(shared, Stream.PEER) if row.spans is not None]
+    assert sorted(sums, reverse=True) == [[-1, -0.5], [-2, -0.5], [-3, -0.5], [-4, -0.5]]
+
+
 async def test_the_receiver_denominator_has_no_spans() -> None:
     shared = await share(make_rule(PRP(denominator="receiver")), make_group(make_prompt(), [0, 0]), rollouts([b"ba"]))
     (row,) = of(shared, Stream.PEER)
