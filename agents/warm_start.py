@@ -73,14 +73,15 @@ def _example(policy: Policy, prompt: Prompt) -> Example:
     answer = prompt.columns.get("answer")
     if not isinstance(answer, str):
         raise TaskError(
-            f"a warm start needs a text in column 'answer', got answer={answer!r} in prompt {prompt.id} of task {prompt.task!r}"
+            f"a warm start needs a text in column 'answer', got answer={answer!r} in prompt {prompt.id} of task "
+            f"{prompt.task!r}, which begins {prompt.text[:60]!r}"
         )
     prompt_ids = policy.tokenizer.render(prompt.messages)
     ids = np.concatenate([prompt_ids, policy.tokenizer.encode(answer.encode()), [policy.tokenizer.eos_id]])
     if len(ids) > policy.max_context:
         raise TaskError(
             f"prompt {prompt.id} of task {prompt.task!r} has {len(ids)} tokens with its answer, more than "
-            f"max_context={policy.max_context}"
+            f"max_context={policy.max_context}; the prompt begins {prompt.text[:60]!r}"
         )
     return Example(ids=ids.astype(np.int64), answer_start=len(prompt_ids))
 

@@ -72,7 +72,8 @@ class Rewards:
                 if missing:
                     raise RewardError(
                         f"reward {function.name!r} needs column {missing[0]!r}, which prompt {prompt.id} of task "
-                        f"{prompt.task!r} does not have; it has {', '.join(sorted(prompt.columns)) or 'none'}"
+                        f"{prompt.task!r} does not have; it has {', '.join(sorted(prompt.columns)) or 'none'}; the prompt "
+                        f"begins {prompt.text[:60]!r}"
                     )
 
     async def score(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from agents.errors import TaskError
+from agents.rewards.functions import GIVEN
 from agents.tasks.config import Data
 from exchange.types import Message
 
@@ -46,6 +48,8 @@ def _read_jsonl(config: Data) -> Iterator[tuple[str, object]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if not line.strip():
                     continue
                 where = f"{path}, line {number}"
@@ -53,6 +57,8 @@ def _read_jsonl(config: Data) -> Iterator[tuple[str, object]]:
                     yield where, msgspec.json.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise TaskError(f"task {config.name!r}: {where}: not a JSON value: {error}") from error
+                except RecursionError as error:
+                    raise TaskError(f"task {config.name!r}: {where}: lists or objects nested too deep to read") from error
     except OSError as error:
         raise TaskError(f"task {config.name!r}: cannot read path={config.path!r}: {error}") from error
 
@@ -90,6 +96,9 @@ def _row(raw: object, where: str, template: str | None) -> Row:
         raise TaskError(f"{where}: a row must be an object with a `prompt`, got {type(raw).__name__}")
     if "prompt" not in raw:
         raise TaskError(f"{where}: no `prompt` column, got columns {', '.join(sorted(raw)) or '(none)'}")
+    taken = sorted(raw.keys() & GIVEN)
+    if taken:
+        raise TaskError(f"{where}: reward functions get {taken[0]!r} from the run; rename this column of the data")
     prompt = raw["prompt"]
     columns = {name: value for name, value in raw.items() if name != "prompt"}
     if isinstance(prompt, str):

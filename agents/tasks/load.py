@@ -21,6 +21,9 @@ from agents.tasks.data import read_data
 from agents.types import Prompt
 from exchange.types import Message, PromptId
 
+MOST_PROBLEMS = 250_000
+"""Of one generated task: every process of a run makes, holds and checks them all, about 1 kB and 0.1 ms each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
@@ -41,7 +44,8 @@ def load_task(config: TaskConfig, *, seed: int) -> TaskData:
     """Make or read the task's prompts and split them.
 
     Generated tasks hold their whole space when it has at most `limit` problems, else `limit` distinct ones; their answer is
-    in `columns["answer"]`. Raises TaskError when fewer than `heldout` + 1 different prompts can be had.
+    in `columns["answer"]`. Raises TaskError when fewer than `heldout` + 1 different prompts can be had, or when a generated
+    task would hold more than MOST_PROBLEMS.
     """
     rng = random.Random(f"{seed}/{config.name}")
     prompts = SOURCES[type(config)](config, rng)
@@ -57,6 +61,12 @@ def load_task(config: TaskConfig, *, seed: int) -> TaskData:
 def _generated(space_of: Callable[[Any], problems.Space]) -> Callable[[Any, random.Random], list[Prompt]]:
     def source(config: Any, rng: random.Random) -> list[Prompt]:
         space = space_of(config)
+        count = min(space.size, config.limit)
+        if count > MOST_PROBLEMS:
+            raise TaskError(
+                f"task {config.name!r} would hold {count} problems, the most is {MOST_PROBLEMS}; lower `limit`, got "
+                f"limit={config.limit}"
+            )
         template = config.template or space.template
         prompts = []
         for index in _indices(space.size, config.limit, rng):

@@ -188,7 +188,9 @@ async def test_a_function_that_changes_its_arguments_changes_nothing_else() -> N
 def test_a_missing_column_fails_before_generation() -> None:
     rewards = Rewards(["exact_match"])
     rewards.check_columns([prompt(answer="x")])
-    with pytest.raises(RewardError, match=r"'exact_match' needs column 'answer', which prompt b of task 't'.*has level"):
+    with pytest.raises(
+        RewardError, match=r"'exact_match' needs column 'answer', which prompt b of task 't'.*has level.*begins 'b'"
+    ):
         rewards.check_columns([prompt("a", answer="x"), prompt("b", level=1)])
 
 

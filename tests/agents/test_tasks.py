@@ -44,6 +44,12 @@ def test_a_huge_space_gives_limit_distinct_problems() -> None:
     assert all(answer == text[len("reverse ") : -1][::-1] for text, answer in answers(task).items())
 
 
+def test_more_problems_than_a_run_can_hold_are_refused_at_once() -> None:
+    with pytest.raises(TaskError, match="would hold 3000000 problems, the most is 250000; lower `limit`, got limit=3000000"):
+        load_task(Reverse(name="r", length=32, limit=3_000_000), seed=0)
+    assert len(answers(load_task(Reverse(name="r", length=2, limit=3_000_000, heldout=1), seed=0))) == 36
+
+
 def test_splits_are_disjoint_and_fixed_by_seed_and_name() -> None:
     def ids(name: str, seed: int) -> list[str]:
         return [prompt.id for prompt in load_task(Sort(name=name), seed=seed).heldout]
@@ -102,6 +108,9 @@ def test_jsonl_rows_pass_columns_through(tmp_path: Path) -> None:
         ("[1]\n", "line 2: a row must be an object"),
         ('{"question": "x"}\n', "line 2: no `prompt` column, got columns question"),
         ('{"prompt": 3}\n', "line 2: `prompt` must be text or a list of messages"),
+        ('{"prompt": "x", "deep": ' + "[" * 100_000 + "]" * 100_000 + "}\n", r"d\.jsonl, line 2: .*nested too deep"),
+        ('{"prompt": "x", "policy": "y"}\n', r"line 2: reward functions get 'policy' from the run; rename"),
+        ('{"prompt": "x", "prompts": 1, "completions": 2}\n', r"line 2: reward functions get 'completions' from the run"),
         ('{"prompt": []}\n', "line 2: `prompt` has no messages"),
         ('{"prompt": [{"role": "user", "content": ["part"]}]}\n', r"line 2: `prompt` must be .*content"),
     ],
@@ -110,6 +119,12 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: str, message:
     path = write(tmp_path / "d.jsonl", {"prompt": "x"}, line)
     with pytest.raises(TaskError, match=message):
         load_task(Data(name="d", path=path, heldout=1), seed=0)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", '\ufeff{"prompt": "x"}\n', {"prompt": "\ufeffy"})
+    task = load_task(Data(name="d", path=path, heldout=1), seed=0)
+    assert {prompt.text for prompt in task.train + task.heldout} == {"x", "\ufeffy"}
 
 
 def test_empty_and_missing_data(tmp_path: Path) -> None:

@@ -86,7 +86,10 @@ def test_errors() -> None:
     prompt = TASKS[0].train[0]
     blank = Prompt(id=prompt.id, task="t", messages=prompt.messages, columns={})
     task = TaskData(name="t", train=[blank], heldout=[])
-    with pytest.raises(TaskError, match="needs a text in column 'answer', got answer=None in prompt"):
+    with pytest.raises(
+        TaskError,
+        match=r"needs a text in column 'answer', got answer=None in prompt .*, which begins 'reverse ",
+    ):
         warm_start(build(), WarmStart(steps=1, mix={"t": 1.0}), [task], seed=0)
 
 
