@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MANY = 10**9
+"""More steps, prompts or the like than any run can have; larger numbers break what computes with them."""
+
+LONG_S = 1e9
+"""About thirty years: as good as for ever, and no timer overflows."""
+
 
 def check_range(
     owner: object,

@@ -6,11 +6,12 @@ where TRL has the thing. Defaults are the method's recommended setting.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
-from agents.bounds import check_range
+from agents.bounds import LONG_S, MANY, check_range
 from agents.sharing.config import SGT, SharingConfig
 from agents.tasks.config import TaskConfig
 
@@ -29,6 +30,8 @@ __all__ = [
 MIN_BYTE_BPE_VOCAB = 256 + 3
 """Every byte and the three control tokens."""
 
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu|hpu|npu|mlu|musa)(:[0-9]{1,3})?")
+
 
 class TinyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="tiny"):
     """A small randomly initialised causal LM with a tokenizer of its own, trained on the corpus in this package."""
@@ -43,11 +46,12 @@ class TinyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         check_range(self, "vocab_size", ge=MIN_BYTE_BPE_VOCAB if self.tokenizer == "byte_bpe" else 32, le=65_536)
-        check_range(self, "hidden_size", "num_hidden_layers", "num_attention_heads", ge=1)
-        check_range(self, "max_context", ge=8)
-        if self.hidden_size % self.num_attention_heads:
+        check_range(self, "hidden_size", ge=2, le=65_536)
+        check_range(self, "num_hidden_layers", "num_attention_heads", ge=1, le=1024)
+        check_range(self, "max_context", ge=8, le=2**20)
+        if self.hidden_size % (2 * self.num_attention_heads):  # rotary positions turn pairs of a head's features
             raise ValueError(
-                f"`hidden_size` must be a multiple of `num_attention_heads`, got hidden_size={self.hidden_size}, "
+                f"`hidden_size` must be an even multiple of `num_attention_heads`, got hidden_size={self.hidden_size}, "
                 f"num_attention_heads={self.num_attention_heads}"
             )
 
@@ -69,6 +73,7 @@ class HFPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("`path` must name a model directory or a hub id, got path=''")
+        check_range(self, "max_context", ge=8, le=MANY)
         if self.prompt_format != "auto" and "{prompt}" not in self.prompt_format:
             raise ValueError(f'`prompt_format` must be "auto" or contain {{prompt}}, got prompt_format={self.prompt_format!r}')
 
@@ -88,8 +93,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         check_range(self, "temperature", gt=0, le=10)
         check_range(self, "top_p", gt=0, le=1)
-        check_range(self, "top_k", ge=0)
-        check_range(self, "max_completion_length", ge=1)
+        check_range(self, "top_k", ge=0, le=MANY)
+        check_range(self, "max_completion_length", ge=1, le=2**20)
+        if "" in self.stop:
+            raise ValueError(f"`stop` must hold no empty string, which every text contains, got stop={self.stop!r}")
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,7 +118,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_range(self, "epsilon_high", gt=0)
         check_range(self, "delta", gt=1)
         check_range(self, "beta", ge=0)
-        check_range(self, "num_iterations", ge=1)
+        check_range(self, "num_iterations", ge=1, le=1024)
 
 
 class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,9 +130,9 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch_size: int = 48
 
     def __post_init__(self) -> None:
-        check_range(self, "steps", ge=0)
+        check_range(self, "steps", ge=0, le=MANY)
         check_range(self, "learning_rate", gt=0)
-        check_range(self, "batch_size", ge=1)
+        check_range(self, "batch_size", ge=1, le=MANY)
         if self.steps and not self.mix:
             raise ValueError(f"`mix` must name at least one task when steps > 0, got steps={self.steps}, mix={{}}")
         for task, share in self.mix.items():
@@ -138,7 +145,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     prompts_per_step: P, prompts drawn each step. num_generations: G, completions per prompt.
     micro_batch_size: rows per forward pass; any split gives the same update, but for rounding.
-    device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps". threads: CPU threads of torch.
+    device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps", "xpu" … threads: CPU threads of torch.
     skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
     min_step_s: a step takes at least this long; for studying unequal speeds.
     """
@@ -163,10 +170,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range(self, "prompts_per_step", "micro_batch_size", "threads", ge=1)
-        check_range(self, "num_generations", ge=2)
+        check_range(self, "prompts_per_step", "micro_batch_size", ge=1, le=MANY)
+        check_range(self, "threads", ge=1, le=4096)
+        check_range(self, "num_generations", ge=2, le=2**20)
         check_range(self, "learning_rate", "max_grad_norm", gt=0)
-        check_range(self, "weight_decay", "min_step_s", ge=0)
+        check_range(self, "weight_decay", ge=0)
+        check_range(self, "min_step_s", ge=0, le=LONG_S)
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"`device` must be auto, cpu, mps, cuda or cuda:N (or xpu …), got device={self.device!r}")
         if not self.rewards:
             raise ValueError("`rewards` must name at least one reward function, got rewards=()")
         if self.reward_weights is not None and len(self.reward_weights) != len(self.rewards):

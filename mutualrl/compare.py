@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgspec
 from agents.config import AgentConfig
 from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
 from mutualrl import exit_codes
-from mutualrl.config import Run
+from mutualrl.config import MAX_SEED, Run
 from mutualrl.errors import ConfigError, RunDirError
 from mutualrl.foreground import run_command
 from mutualrl.load import load_run
@@ -120,6 +121,11 @@ def check_request(rules: Sequence[str], seeds: Sequence[int], require_gain: floa
             raise ConfigError(f"--rules: no such rule, got {rule!r}; {nearest(rule, RULES)}")
     if not rules or not seeds:
         raise ConfigError(f"a comparison needs at least one rule and one seed, got rules={rules}, seeds={seeds}")
+    for seed in seeds:
+        if not 0 <= seed <= MAX_SEED:
+            raise ConfigError(f"--seeds: a seed is a whole number from 0 to {MAX_SEED}, got {seed}")
+    if require_gain is not None and not math.isfinite(require_gain):
+        raise ConfigError(f"--require-gain must be finite, got {require_gain}")
     if require_gain is not None and (CONTROL not in rules or set(rules) <= {CONTROL, BUDGET_CONTROL}):
         raise ConfigError(f"--require-gain needs a sharing rule and {CONTROL!r} among --rules, got rules={rules}")
 
@@ -148,7 +154,7 @@ def sharing_of(agent: AgentConfig, rule: str) -> SharingConfig:
 
 def fingerprint(run: Run) -> str:
     """Hash of everything in a resolved config that can change its numbers: all but its name and place."""
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(run, name="", output_dir=""))).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(run, name="run", output_dir=""))).hexdigest()
 
 
 def is_finished(run_dir: Path, expected: Run) -> bool:

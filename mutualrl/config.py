@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
-from agents.bounds import check_range
+from agents.bounds import LONG_S, MANY, check_range
 from agents.config import AgentConfig, TaskConfig
+
+MAX_SEED = 2**63 - 1
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,9 +53,10 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        check_range(self, "memory_bytes", "credit_bytes", ge=2**20)
-        check_range(self, "credit_messages", ge=1)
-        check_range(self, "heartbeat_s", "request_timeout_s", gt=0)
+        check_range(self, "memory_bytes", "credit_bytes", ge=2**20, le=2**50)
+        check_range(self, "credit_messages", ge=1, le=2**20)
+        check_range(self, "heartbeat_s", ge=0.01, le=3600)
+        check_range(self, "request_timeout_s", gt=0, le=LONG_S)
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,13 +70,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threshold: float = 1.0
 
     def __post_init__(self) -> None:
-        check_range(self, "every", ge=0)
-        check_range(self, "batch_size", ge=1)
+        check_range(self, "every", ge=0, le=MANY)
+        check_range(self, "batch_size", ge=1, le=MANY)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run of `mutualrl up`.
 
+    name: begins the name of the run's directory.
     mode: "async" (nobody waits for a peer) or "lockstep" (every agent meets its peers' rows of the same step; the same
     seed gives the same numbers on the same machine). schedule: "seed" (all agents draw step t's prompts alike) or
     "follow" (an agent takes the newest prompts that its peers published and it has not met).
@@ -95,6 +102,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     evaluation: Evaluation = Evaluation()
 
     def __post_init__(self) -> None:
-        check_range(self, "steps", ge=1)
-        check_range(self, "checkpoint_every", ge=0)
-        check_range(self, "step_timeout_s", gt=0)
+        if not _RUN_NAME.fullmatch(self.name):
+            raise ValueError(
+                f"`name` must be 1 to 100 letters, digits, '.', '-' and '_', and not begin with '.', got name={self.name!r}"
+            )
+        check_range(self, "seed", ge=0, le=MAX_SEED)
+        check_range(self, "steps", ge=1, le=MANY)
+        check_range(self, "checkpoint_every", ge=0, le=MANY)
+        check_range(self, "step_timeout_s", gt=0, le=LONG_S)
+        check_range(self, "drain_s", ge=0, le=LONG_S)

@@ -53,7 +53,10 @@ def run_up(
         sys.path.insert(0, str(Path.cwd()))  # import strings of rewards are found here, as they are in the agents
     run = load_run(config, overrides)
     if run_name is not None:
-        run = msgspec.structs.replace(run, name=run_name)
+        try:
+            run = msgspec.structs.replace(run, name=run_name)
+        except ValueError as error:
+            raise ConfigError(f"--run-name: {error}") from None
     warnings = validate(run)
     if dry_run:
         directory = str(output_dir or Path(run.output_dir) / f"{run.name}-<date>-<time>")

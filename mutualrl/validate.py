@@ -68,9 +68,13 @@ def _check_agents(run: Run, available: int | None) -> Iterator[str]:
                 f"agents.{name}.prompts_per_step: more than the tasks' {available} training prompts, got "
                 f"prompts_per_step={agent.prompts_per_step}"
             )
+        names: dict[str, str] = {}
         for reward in agent.rewards:
             try:
-                find_reward(reward)
+                reward_name = find_reward(reward).name
+                if reward_name in names:
+                    yield f"agents.{name}.rewards: {reward!r} and {names[reward_name]!r} have the same name, {reward_name!r}"
+                names.setdefault(reward_name, reward)
             except RewardError as error:
                 hint = "" if ":" in reward else f"; {nearest(reward, BUILT_IN)}"
                 yield f"agents.{name}.rewards: {error}{hint}"

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from agents.bounds import check_range
+from agents.bounds import LONG_S, MANY, check_range
 
 
 class Isolated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="isolated"):
@@ -32,7 +32,7 @@ class PRP(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def __post_init__(self) -> None:
         check_range(self, "max_peer_share", gt=0, le=0.5)
         check_range(self, "weight", gt=0, le=0.5)
-        check_range(self, "max_lag", ge=0)
+        check_range(self, "max_lag", ge=0, le=MANY)
 
 
 class XGRPO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="xgrpo"):
@@ -48,7 +48,7 @@ class XGRPO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         check_range(self, "peer_share", ge=0, le=1)
-        check_range(self, "max_lag", ge=0)
+        check_range(self, "max_lag", ge=0, le=MANY)
 
 
 class SGT(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="sgt"):
@@ -70,8 +70,8 @@ class SGT(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         check_range(self, "lambda_", "lambda_final", ge=0)
-        check_range(self, "window", ge=0)
-        check_range(self, "max_age_s", gt=0)
+        check_range(self, "window", ge=0, le=MANY)
+        check_range(self, "max_age_s", gt=0, le=LONG_S)
 
 
 SharingConfig = Isolated | PRP | XGRPO | SGT

@@ -63,6 +63,13 @@ def test_a_bad_file_ends_with_2_and_no_traceback(
     assert [path.name for path in starter.parent.iterdir()] == ["run.toml"]
 
 
+def test_a_run_name_that_is_no_file_name_is_refused(
+    starter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "up", starter, "--dry-run", "--run-name", "../x") == exit_codes.BAD_CONFIG
+    assert "--run-name: `name` must be" in capsys.readouterr().err
+
+
 def test_a_directory_that_is_not_empty_is_refused(
     starter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

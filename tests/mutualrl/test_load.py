@@ -132,7 +132,7 @@ def test_every_problem_is_reported_at_its_own_path(run_file: Path) -> None:
     assert found == [
         "tasks.1.kind: unknown, got kind='srot'; did you mean 'sort'?",
         "stepz: unknown key, got stepz=3; did you mean 'steps'?",
-        "evaluation.every: must be >= 0, got every=-1",
+        "evaluation.every: must be >= 0 and <= 1000000000, got every=-1",
         "agents.alpha.learning_rte: unknown key, got learning_rte=1; did you mean 'learning_rate'?",
         "agents.beta.objective.loss_type: must be one of grpo, dr_grpo, dapo, bnpo, got loss_type='gpro'",
         "agents.beta.sampling.temperature: Expected float, got str, got temperature='hot'",
@@ -146,6 +146,45 @@ def test_a_range_is_reported_with_path_value_and_range(run_file: Path) -> None:
     assert problems(run_file, "agents.alpha.sharing.lambda=-1") == [
         "agents.alpha.sharing.lambda: must be >= 0, got lambda=-1.0"
     ]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        "seed=9223372036854775808",
+        "name=../up",
+        "name=.hidden",
+        'name=""',
+        f"name={'x' * 101}",
+        "steps=10000000000",
+        "drain_s=-1",
+        "exchange.heartbeat_s=0.001",
+        "exchange.credit_messages=10000000000",
+        "agents.alpha.num_generations=10000000000",
+        "agents.alpha.prompts_per_step=10000000000",
+        "agents.alpha.threads=100000",
+        "agents.alpha.device=gpu",
+        "agents.alpha.device=cuda:x",
+        'agents.alpha.sampling.stop=["x", ""]',
+        "agents.alpha.sharing.max_age_s=1e12",
+        "agents.beta.policy.max_context=7",
+        "agents.alpha.policy.num_attention_heads=64",
+    ],
+)
+def test_bounds(run_file: Path, override: str) -> None:
+    key = override.partition("=")[0]
+    (problem,) = problems(run_file, override)
+    assert problem.startswith((f"{key}: must ", "defaults.policy.hidden_size: must "))
+    assert "got " in problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=9223372036854775807", "name=a.b_c-3", "agents.alpha.device=cuda:1", "agents.beta.policy.max_context=8"],
+)
+def test_what_lies_just_inside_the_bounds(run_file: Path, override: str) -> None:
+    load_run(run_file, [override])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +205,7 @@ def test_a_value_from_defaults_is_reported_there_and_once(run_file: Path) -> Non
     found = problems(run_file, "defaults.prompts_per_step=0", "defaults.sharing.lambda=-1")
     assert "defaults.sharing.lambda: must be >= 0, got lambda=-1.0" in found
     found = problems(run_file, "defaults.num_generations=1")
-    assert found == ["defaults.num_generations: must be >= 2, got num_generations=1"]
+    assert found == ["defaults.num_generations: must be >= 2 and <= 1048576, got num_generations=1"]
 
 
 def test_a_missing_choice_lists_the_choices(run_file: Path) -> None:

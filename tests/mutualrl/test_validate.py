@@ -45,6 +45,7 @@ def changed(**fields: object) -> AgentConfig:
         (run_with(alpha=changed(rewards=("exact_mach",))), "agents.alpha.rewards: .*did you mean 'exact_match'"),
         (run_with(alpha=changed(rewards=("no_such_module:f",))), "agents.alpha.rewards: .*no_such_module:f"),
         (run_with(alpha=changed(rewards=("os.path:no_such",))), "agents.alpha.rewards: .*os.path:no_such"),
+        (run_with(alpha=changed(rewards=("exact_match",) * 2)), "agents.alpha.rewards: 'exact_match' and .* the same name"),
         (run_with(topology=Topology(shape="hub:zoe")), "topology.shape: .*'zoe'"),
     ],
 )
