@@ -10,9 +10,12 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -33,6 +36,7 @@ from mutualrl.report.comparison import (
     read_pairs,
 )
 from mutualrl.report.records import load_record
+from mutualrl.rundir import usable
 from mutualrl.schema import nearest
 
 Runner = Callable[[Sequence[str]], int]
@@ -86,13 +90,15 @@ def run_pairs(
     base = load_run(config, overrides)
     plan = {(rule, seed): [*overrides, *pair_overrides(base, rule, seed)] for seed in seeds for rule in rules}
     expected = {pair: load_run(config, changes) for pair, changes in plan.items()}
-    output_dir.mkdir(parents=True, exist_ok=True)
+    with usable(output_dir):
+        output_dir.mkdir(parents=True, exist_ok=True)
     for (rule, seed), changes in plan.items():
         run_dir = pair_dir(output_dir, rule, seed)
         if is_finished(run_dir, expected[rule, seed]):
             print(f"{run_dir.name}: kept, it is finished")
             continue
-        _set_aside(run_dir)
+        with usable(run_dir):
+            _set_aside(run_dir)
         print(f"{run_dir.name}: running", flush=True)
         code = runner(["up", str(config), *changes, "--run-name", run_dir.name, "--output-dir", str(run_dir)])
         if code != exit_codes.DONE:
@@ -158,12 +164,18 @@ def fingerprint(run: Run) -> str:
 
 
 def is_finished(run_dir: Path, expected: Run) -> bool:
-    """Whether this directory holds a run of this config that came to its end."""
+    """Whether this directory holds a run of this config that came to its end, with all that a comparison needs of it."""
     if not run_dir.is_dir():
         return False
     record = load_record(run_dir)
     done = record.manifest is not None and record.manifest.status == "done"
-    return done and record.config is not None and fingerprint(record.config) == fingerprint(expected)
+    judged = {(row.agent, row.task) for row in record.evals if row.step == expected.steps}
+    return (
+        done
+        and record.config is not None
+        and fingerprint(record.config) == fingerprint(expected)
+        and judged >= {(agent, task.name) for agent in expected.agents for task in expected.tasks}
+    )
 
 
 def judge_gain(comparison: Comparison, require_gain: float | None) -> int:
@@ -182,20 +194,25 @@ def judge_gain(comparison: Comparison, require_gain: float | None) -> int:
 
 def _set_aside(run_dir: Path) -> None:
     """Rename what is left of an unfinished or different run, so that nothing is lost and the name is free."""
-    if not run_dir.exists():
+    if not os.path.lexists(run_dir):
         return
-    with (run_dir / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunDirError(
-                f"run directory {run_dir} is in use by another run; wait for it or give another --output-dir"
-            ) from None
+    with ExitStack() as held:
+        if run_dir.is_dir():
+            _lock(run_dir, held.enter_context((run_dir / "lock").open("a")))
         number = 1
-        while (aside := run_dir.with_name(f"{run_dir.name}.aside-{number}")).exists():
+        while os.path.lexists(aside := run_dir.with_name(f"{run_dir.name}.aside-{number}")):
             number += 1
         run_dir.rename(aside)
     print(f"{run_dir.name}: unfinished or of another config, moved to {aside.name}")
+
+
+def _lock(run_dir: Path, lock: TextIO) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunDirError(
+            f"run directory {run_dir} is in use by another run; wait for it or give another --output-dir"
+        ) from None
 
 
 def _inline_table(sharing: SharingConfig) -> str:

@@ -11,8 +11,8 @@ class ConfigError(MutualRLError, ValueError):
     """A run file or an override cannot be used. The text holds one line per problem, each with its dotted path."""
 
 
-class RunDirError(MutualRLError, FileExistsError):
-    """A run directory is in use, or already holds something."""
+class RunDirError(MutualRLError, OSError):
+    """A run directory is in use, already holds something, cannot be made, or is none."""
 
 
 class ReportError(MutualRLError, RuntimeError):

@@ -12,10 +12,11 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -94,41 +95,61 @@ class RunDir:
 def new_run_dir(path: Path) -> Iterator[RunDir]:
     """A new run's directory, locked until the block is left (the lock ends with the process, however it ends).
 
-    Raises RunDirError, naming the directory, when another run is using it or when it holds anything already.
+    Raises RunDirError, naming the directory, when another run is using it, when it holds anything already, or when it
+    cannot be made.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            raise RunDirError(
-                f"run directory {path} is in use by another run (pid {owner}); wait for it or give another --output-dir"
-            ) from None
-        if any(entry.name != "lock" for entry in path.iterdir()):
-            raise RunDirError(
-                f"run directory {path} already holds something; give another --output-dir, or remove it if it is no "
-                "longer wanted"
-            )
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        (path / "logs").mkdir()
-        (path / "checkpoints").mkdir()
+    with ExitStack() as held:
+        with usable(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((path / "lock").open("a+"))
+            _take(path, lock)
         yield RunDir(path)
 
 
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Inside, what the system refuses (no space, no permission, a file in the way, a name too long) is a RunDirError."""
+    try:
+        yield
+    except RunDirError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunDirError(f"run directory {path} cannot be used: {error}; give another --output-dir") from None
+
+
+def _take(path: Path, lock: TextIO) -> None:
+    """Lock an empty directory for this process and lay out what every run has."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        raise RunDirError(
+            f"run directory {path} is in use by another run (pid {owner}); wait for it or give another --output-dir"
+        ) from None
+    if any(entry.name != "lock" for entry in path.iterdir()):
+        raise RunDirError(
+            f"run directory {path} already holds something; give another --output-dir, or remove it if it is no longer wanted"
+        )
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    (path / "logs").mkdir()
+    (path / "checkpoints").mkdir()
+
+
 def fresh_path(output_dir: Path, name: str, *, at: datetime) -> Path:
-    """OUTPUT_DIR/NAME-YYYYmmdd-HHMMSS, created, with -2, -3, … behind it when two runs start within one second."""
+    """OUTPUT_DIR/NAME-YYYYmmdd-HHMMSS, created, with -2, -3, … behind it when two runs start within one second.
+
+    Raises RunDirError when it cannot be made.
+    """
     stamp = f"{name}-{at:%Y%m%d-%H%M%S}"
-    output_dir.mkdir(parents=True, exist_ok=True)
+    with usable(output_dir):
+        output_dir.mkdir(parents=True, exist_ok=True)
     attempt = 1
     while True:
         path = output_dir / (stamp if attempt == 1 else f"{stamp}-{attempt}")
-        try:
+        with usable(path), suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            attempt += 1
-            continue
-        return path
+            return path
+        attempt += 1

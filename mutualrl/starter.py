@@ -18,3 +18,5 @@ def write_starter(path: Path) -> None:
         raise ConfigError(f"{path} exists already; give another path, or remove it") from None
     except FileNotFoundError:
         raise ConfigError(f"no directory {path.parent} to write {path.name} into") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from None

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 
 from mutualrl.config import Run
-from mutualrl.errors import ConfigError
+from mutualrl.errors import ConfigError, MutualRLError
 from mutualrl.live import View
 from mutualrl.load import load_run
 from mutualrl.manifest import Manifest, installed_versions, now
@@ -128,10 +128,18 @@ def _close(outcome: Outcome, run_dir: RunDir, console: Console) -> None:
     if outcome.status == "stopped":
         console.print(f"for a report: mutualrl report {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
     elif run_dir.evals.exists():
-        from mutualrl.report import write_report
-
-        console.print(f"report: {write_report(run_dir.path)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(_report(run_dir), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{outcome.status}: {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(run_dir: RunDir) -> str:
+    """Write the report; that there is none must not hide how the run ended."""
+    from mutualrl.report import write_report
+
+    try:
+        return f"report: {write_report(run_dir.path)}"
+    except (OSError, MutualRLError) as error:
+        return f"no report: {error}"
 
 
 @contextmanager

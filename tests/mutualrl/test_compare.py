@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic_run import ALONE, TAUGHT, Finals, make_manifest, write_run
+from synthetic_run import ALONE, TAUGHT, Finals, make_manifest, write_lines, write_run
 
 from agents.sharing.config import PRP, SGT, XGRPO, Isolated
 from mutualrl import exit_codes
@@ -152,6 +152,33 @@ def test_an_unfinished_pair_is_done_again(config: Path) -> None:
     run(config, again, ["isolated", "sgt"])
     assert again.started == ["sgt-seed0"]
     assert (config.parent / "out" / "sgt-seed0.aside-1").is_dir()
+
+
+@pytest.mark.parametrize("missing", [("alpha", "sort"), None])
+def test_a_pair_without_its_final_evaluations_is_done_again(config: Path, missing: tuple[str, str] | None) -> None:
+    run(config, FakeUp(), ["sgt"])
+    evals = config.parent / "out" / "sgt-seed0" / "evals.jsonl"
+    rows = [json.loads(line) for line in evals.read_text().splitlines()]
+    kept = [row for row in rows if row["step"] < 20 or (missing and (row["agent"], row["task"]) != missing)]
+    write_lines(evals, kept)
+    again = FakeUp()
+    run(config, again, ["sgt"])
+    assert again.started == ["sgt-seed0"]
+
+
+def test_whatever_lies_in_the_place_of_a_pair_is_set_aside(config: Path) -> None:
+    output_dir = config.parent / "out"
+    output_dir.mkdir()
+    (output_dir / "sgt-seed0").write_text("mine")
+    (output_dir / "sgt-seed0.aside-1").symlink_to("nowhere")
+    assert run(config, FakeUp(), ["sgt"]) == 0
+    assert (output_dir / "sgt-seed0.aside-2").read_text() == "mine"
+
+
+def test_a_place_that_cannot_hold_a_comparison_is_named(config: Path) -> None:
+    (config.parent / "out").write_text("mine")
+    with pytest.raises(RunDirError, match="out cannot be used"):
+        run(config, FakeUp(), ["sgt"])
 
 
 def test_a_run_that_does_not_end_well_ends_the_comparison(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

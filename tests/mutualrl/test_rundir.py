@@ -13,7 +13,7 @@ import pytest
 
 from agents.config import AgentConfig, TinyPolicy
 from agents.tasks.config import Sort
-from mutualrl.config import Run
+from mutualrl.config import Evaluation, Run
 from mutualrl.errors import ConfigError, RunDirError
 from mutualrl.manifest import Manifest, Role, installed_versions, write_atomically
 from mutualrl.rundir import RunDir, fresh_path, new_run_dir
@@ -77,7 +77,7 @@ def test_config_and_manifest_come_back_as_written(tmp_path: Path) -> None:
     assert "numpy" in manifest.versions
 
 
-@pytest.mark.parametrize("changes", [{"step_timeout_s": float("inf")}, {"output_dir": "\udcff"}])
+@pytest.mark.parametrize("changes", [{"evaluation": Evaluation(threshold=float("inf"))}, {"output_dir": "\udcff"}])
 def test_a_config_that_would_not_come_back_is_not_written(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="JSON"):
         RunDir(tmp_path).write_config(msgspec.structs.replace(RUN, **changes))
@@ -91,6 +91,29 @@ def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_failed_write_leaves_no_part_behind(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "manifest.json", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "x" * 300, "nul\0", "locked"])
+def test_a_directory_that_the_system_refuses_is_a_run_dir_error(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "locked" / "lock").mkdir(parents=True)
+    with pytest.raises(RunDirError, match="cannot be used.*--output-dir"), new_run_dir(tmp_path / place):
+        pass
+    if place != "locked":
+        with pytest.raises(RunDirError, match="cannot be used.*--output-dir"):
+            fresh_path(tmp_path / place, "two", at=datetime(2026, 1, 2))
+
+
+def test_what_fails_inside_a_run_is_no_matter_of_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), new_run_dir(tmp_path / "run"):
+        raise ValueError("mine")
 
 
 def test_two_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
