@@ -1,6 +1,7 @@
 """Reads what a run left behind: metrics, evaluations, rescues, the resolved config, the hub's last statistics.
 
-A run may be unfinished, killed, or still writing: missing files are empty, a torn or foreign line is left out and counted.
+A run may be unfinished, killed, or still writing: missing files are empty; a torn or foreign line, one with numbers that
+nothing can be drawn of, and a file that cannot be read are left out and counted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from mutualrl.manifest import Manifest
 
 Record = TypeVar("Record")
 
+MAX_STEP = 2**53
+"""Beyond it floats, and so charts, no longer tell steps apart."""
+
 
 class Eval(msgspec.Struct, frozen=True, kw_only=True):
     """One line of evals.jsonl: greedy accuracy of one agent on one task's held-out prompts; step 0 is before training.
@@ -37,6 +41,11 @@ class Eval(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[str, ...] = ()
     mean_length: float | None = None
     eos_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = [self.accuracy, self.wall_s, self.mean_length or 0.0, self.eos_rate or 0.0]
+        if not (0 <= self.step <= MAX_STEP and all(map(math.isfinite, numbers)) and set(self.correct) <= {0, 1}):
+            raise ValueError(f"no evaluation has these numbers, got {self}")
 
     @property
     def by_prompt(self) -> dict[str, int]:
@@ -65,6 +74,10 @@ class Rescue(msgspec.Struct, frozen=True, kw_only=True):
     prompt_id: str = ""
     spans: tuple[Span, ...] = ()
     residual: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.step <= MAX_STEP and math.isfinite(self.residual or 0.0)):
+            raise ValueError(f"no rescue has these numbers, got step={self.step}, residual={self.residual}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,43 +177,55 @@ def _read_steps(path: Path) -> tuple[list[Step], int]:
     rows: list[Step] = []
     unreadable = 0
     for value in _objects(path):
-        if not isinstance(value, dict) or not isinstance(value.get("agent"), str) or not isinstance(value.get("step"), int):
+        row = _step(value)
+        if row is None:
             unreadable += 1
-            continue
-        agent, wall_s = value["agent"], value.get("wall_s")
-        numbers = {
-            key.removeprefix(f"{agent}/"): float(number)
-            for key, number in value.items()
-            if key.startswith(f"{agent}/") and isinstance(number, int | float) and math.isfinite(number)
-        }
-        rows.append(
-            Step(
-                agent=agent,
-                step=value["step"],
-                wall_s=float(wall_s) if isinstance(wall_s, int | float) else 0.0,
-                values=numbers,
-            )
-        )
+        else:
+            rows.append(row)
     return sorted(rows, key=lambda row: row.step), unreadable
 
 
+def _step(value: object) -> Step | None:
+    """A line of metrics.jsonl; None when it is no such line. What is no number, NaN and infinity included, is no value."""
+    if not isinstance(value, dict) or not isinstance(agent := value.get("agent"), str):
+        return None
+    step = value.get("step")
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        return None
+    numbers: dict[str, float] = {}
+    for key, number in value.items():
+        if isinstance(number, int | float) and (key == "wall_s" or key.startswith(f"{agent}/")):
+            try:
+                numbers[key.removeprefix(f"{agent}/")] = float(number)
+            except OverflowError:
+                return None
+    finite = {key: number for key, number in numbers.items() if math.isfinite(number)}
+    return Step(agent=agent, step=step, wall_s=finite.pop("wall_s", 0.0), values=finite)
+
+
 def _objects(path: Path) -> Iterator[object]:
-    """The JSON value of every line; None for a line that is no JSON. `json` and not msgspec: it reads NaN."""
-    if not path.exists():
+    """The JSON value of every line; None for a line that is no JSON, and for a file that cannot be read.
+
+    `json` and not msgspec: it reads NaN.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return
-    for line in path.read_bytes().split(b"\n"):
+    except OSError:
+        yield None
+        return
+    for line in content.split(b"\n"):
         if not line.strip():
             continue
         try:
             yield json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield None
 
 
 def _read_whole(path: Path, kind: type[Record]) -> Record | None:
-    if not path.exists():
-        return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError:
+    except (OSError, ValueError, RecursionError):
         return None

@@ -37,6 +37,50 @@ def test_torn_and_foreign_lines_are_left_out_and_counted(tmp_path: Path) -> None
     assert (torn.evals, torn.steps, torn.rescues) == (whole.evals, whole.steps, whole.rescues)
 
 
+HUGE = b"9" * 400
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", b'{"agent":"alpha","step":1,"alpha/reward":' + HUGE + b"}"),
+        ("metrics.jsonl", b'{"agent":"alpha","step":1,"wall_s":' + HUGE + b"}"),
+        ("metrics.jsonl", b'{"agent":"alpha","step":' + HUGE + b"}"),
+        ("metrics.jsonl", b'{"agent":"alpha","step":true}'),
+        ("metrics.jsonl", b'{"agent":"alpha","step":-1}'),
+        ("metrics.jsonl", b"[" * 200_000),
+        ("metrics.jsonl", b'{"a":' * 200_000),
+        ("evals.jsonl", b'{"agent":"alpha","step":1,"task":"sort","accuracy":1e999}'),
+        ("evals.jsonl", b'{"agent":"alpha","step":1,"task":"sort","accuracy":NaN}'),
+        ("evals.jsonl", b'{"agent":"alpha","step":1,"task":"sort","accuracy":' + HUGE + b"}"),
+        ("evals.jsonl", b'{"agent":"alpha","step":' + HUGE + b',"task":"sort","accuracy":0.5}'),
+        ("evals.jsonl", b'{"agent":"alpha","step":1,"task":"sort","accuracy":0.5,"correct":[1,999],"prompt_ids":["a","b"]}'),
+        ("evals.jsonl", b"[" * 200_000),
+        ("rescues.jsonl", b'{"agent":"a","step":' + HUGE + b',"peer":"b","task":"t","prompt":"p","text":"x"}'),
+        ("rescues.jsonl", b'{"agent":"a","step":1,"peer":"b","task":"t","prompt":"p","text":"x","residual":NaN}'),
+    ],
+)
+def test_hostile_lines_are_left_out_and_counted(tmp_path: Path, name: str, line: bytes) -> None:
+    (tmp_path / name).write_bytes(line + b"\n")
+    run = load_record(tmp_path)
+    assert (run.unreadable_lines, run.evals, run.steps, run.rescues) == (1, (), (), ())
+
+
+def test_directories_in_the_place_of_files_are_counted(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "evals.jsonl", "rescues.jsonl", "config.json", "manifest.json", "exchange.json"):
+        (tmp_path / name).mkdir()
+    run = load_record(tmp_path)
+    assert (run.unreadable_lines, run.config, run.manifest, run.exchange) == (3, None, None, None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "exchange.json"])
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"agents":' * 100_000, b'{"steps":' + HUGE + b"}"])
+def test_hostile_whole_files_are_as_good_as_missing(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    run = load_record(tmp_path)
+    assert (run.config, run.manifest, run.exchange) == (None, None, None)
+
+
 def test_not_a_number_is_no_value(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"agent":"alpha","step":1,"wall_s":1.0,"alpha/reward":NaN,"alpha/loss":null,"alpha/entropy":0.5}\n'

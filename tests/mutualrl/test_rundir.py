@@ -104,10 +104,10 @@ def test_a_failed_write_leaves_no_part_behind(tmp_path: Path) -> None:
 def test_a_directory_that_the_system_refuses_is_a_run_dir_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "locked" / "lock").mkdir(parents=True)
-    with pytest.raises(RunDirError, match="cannot be used.*--output-dir"), new_run_dir(tmp_path / place):
+    with pytest.raises(RunDirError, match=r"cannot be used.*--output-dir"), new_run_dir(tmp_path / place):
         pass
     if place != "locked":
-        with pytest.raises(RunDirError, match="cannot be used.*--output-dir"):
+        with pytest.raises(RunDirError, match=r"cannot be used.*--output-dir"):
             fresh_path(tmp_path / place, "two", at=datetime(2026, 1, 2))
 
 
