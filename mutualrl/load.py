@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from mutualrl.schema import Problem, check
 Table = dict[str, Any]
 
 _TAGS = ("rule", "kind")
+
+_KEY = re.compile(r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*"|'[^']*')|(?P<bare>[^\s.="'](?:[^.="']*[^\s.="'])?))\s*(?P<end>[.=])""")
+"""One key of an override, and what ends it."""
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
@@ -47,16 +51,31 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> Table:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """`a.b=c` to its keys and value: a TOML value, and a bare string where it is none (`defaults.sharing.rule=prp`)."""
-    key, equals, raw = text.partition("=")
-    keys = [part.strip() for part in key.split(".")]
-    if not equals or not all(keys):
-        raise ConfigError(f"an override is section.key=value, got {text!r}; example: defaults.learning_rate=1e-4")
+    """`a.b=c` to its keys and value: a TOML value, and a bare string where it is none (`defaults.sharing.rule=prp`).
+
+    A key that is no plain word stands in quotes, as in TOML: `warm_start.mix."a.b"=1`.
+    """
+    keys, raw = _split_override(text)
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
         return keys, raw.strip()
     return keys, parsed["value"] if parsed.keys() == {"value"} else raw.strip()
+
+
+def _split_override(text: str) -> tuple[list[str], str]:
+    keys: list[str] = []
+    position = 0
+    while part := _KEY.match(text, position):
+        position = part.end()
+        try:
+            quoted = part["quoted"] and next(iter(tomllib.loads(f"{part['quoted']} = 0")))
+        except tomllib.TOMLDecodeError:
+            break
+        keys.append(part["bare"] or quoted)
+        if part["end"] == "=":
+            return keys, text[position:]
+    raise ConfigError(f"an override is section.key=value, got {text!r}; example: defaults.learning_rate=1e-4")
 
 
 def merge(base: Any, over: Any) -> Any:

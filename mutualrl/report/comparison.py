@@ -145,12 +145,11 @@ class Comparison:
 
 
 def load_comparison(output_dir: Path) -> Comparison:
-    """The runs that OUT/compare.json names; without it, every finished-looking `<rule>-seed<k>` directory in OUT."""
-    file = output_dir / COMPARISON_FILE
-    if file.exists():
-        document = msgspec.json.decode(file.read_bytes(), type=Document)
+    """The runs that OUT/compare.json names; if it cannot be read, every `<rule>-seed<k>` directory in OUT."""
+    try:
+        document = msgspec.json.decode((output_dir / COMPARISON_FILE).read_bytes(), type=Document)
         keys = list(dict.fromkeys((row.rule, row.seed) for row in document.rows))
-    else:
+    except (OSError, ValueError, RecursionError):
         matches = [re.fullmatch(r"([a-z_]+)-seed(\d+)", path.name) for path in sorted(output_dir.iterdir())]
         keys = [(match[1], int(match[2])) for match in matches if match is not None]
     return read_pairs(output_dir, keys)

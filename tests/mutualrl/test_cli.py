@@ -86,6 +86,9 @@ def test_a_report_on_nothing_is_refused(
 ) -> None:
     assert call(monkeypatch, "report", tmp_path / "absent") == exit_codes.BAD_CONFIG
     assert "does not exist" in " ".join(capsys.readouterr().err.split())
+    assert call(monkeypatch, "report", tmp_path) == exit_codes.BAD_CONFIG
+    assert f"no run or comparison in {tmp_path}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("key", "code"), [("steps", 0), ("stepz", 2)])

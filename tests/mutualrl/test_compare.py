@@ -230,6 +230,13 @@ def test_required_gain_is_that_of_the_first_sharing_rule(config: Path, capsys: p
     assert judge_gain(comparison, None) == exit_codes.DONE
 
 
+@pytest.mark.parametrize("content", [b"\xff{", b"[" * 100_000, b'{"rows": 3}'])
+def test_a_broken_result_file_is_as_good_as_missing(config: Path, content: bytes) -> None:
+    run(config, FakeUp(), ["isolated", "sgt"])
+    (config.parent / "out" / "compare.json").write_bytes(content)
+    assert set(load_comparison(config.parent / "out").rules) == {"isolated", "sgt"}
+
+
 def test_rows_say_what_became_of_every_agent_and_task(config: Path) -> None:
     comparison = results(config, ["isolated", "isolated_budget", "prp", "sgt"], [0, 1])
     document = comparison.document()

@@ -94,7 +94,21 @@ def test_an_override_is_a_toml_value_or_a_bare_string(text: str, value: object) 
     assert parse_override(text) == (["a", "b"], value)
 
 
-@pytest.mark.parametrize("text", ["steps", "=3", "a..b=3", ".a=3"])
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ('a."b.c"=1', ["a", "b.c"]),
+        ("a.'b=c'.d=1", ["a", "b=c", "d"]),
+        (r'"a\"b" = 1', ['a"b']),
+        (" a . b =1", ["a", "b"]),
+        ("tasks.0.x-y=1", ["tasks", "0", "x-y"]),
+    ],
+)
+def test_keys_may_stand_in_quotes(text: str, keys: list[str]) -> None:
+    assert parse_override(text) == (keys, 1)
+
+
+@pytest.mark.parametrize("text", ["steps", "=3", "a..b=3", ".a=3", "", '"a=3', 'a"b"=3', r'"\q"=3', "a.=3"])
 def test_a_misshapen_override_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"section\.key=value"):
         parse_override(text)

@@ -159,6 +159,7 @@ def test_files_may_be_missing(tmp_path: Path, kept: tuple[str, ...]) -> None:
 
 
 def test_an_empty_run_directory_gets_a_page(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
     assert Outline(write_report(tmp_path)).headline == "Nothing to judge yet."
 
 
