@@ -132,7 +132,7 @@ class Agent:
         step = 0
         saved = False
         try:
-            await self._join()
+            await unless_stopped(stop, self._join())
             await self._evaluate(0, stop)
             while step < self._loop.steps and not stop.is_set():
                 if await self._step(step, stop):

@@ -126,6 +126,18 @@ async def test_with_a_teacher_that_never_comes_every_rule_is_isolated_bit_for_bi
     assert_equal((await train(run, tmp_path, silent="beta"))["alpha"], isolated)
 
 
+async def test_told_to_stop_an_agent_does_not_wait_for_teachers_at_the_start(tmp_path: Path) -> None:
+    run = graded({"rule": "sgt"}, agents=2)
+    stop = asyncio.Event()
+    stop.set()
+    parts = build_parts(run, AgentName("alpha"), RunDir(tmp_path))
+    async with exchange.memory() as hub, hub.connect("alpha") as client, asyncio.timeout(20):
+        name = AgentName("alpha")
+        teachers_of = [AgentName("beta")]
+        agent = Agent(name, run.agents[name], loop_of(run), parts, client, teachers=teachers_of, started_at_s=time.time())
+        assert not await agent.run(stop)
+
+
 async def test_told_to_stop_an_agent_that_waits_in_lockstep_leaves_with_a_checkpoint(tmp_path: Path) -> None:
     run = graded({"rule": "sgt"}, agents=2)
     stop = asyncio.Event()
