@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None, *, agent_main: AgentMain | None = No
     parser.add_argument("name", nargs="?", default="", help="which agent")
     arguments = parser.parse_args(argv)
     if arguments.death_fd is not None:
-        arm(death_fd=arguments.death_fd, supervisor_pid=arguments.supervisor_pid)
+        last_act = (lambda: _leave_no_directory(arguments.run_dir)) if arguments.role == "hub" else None
+        arm(death_fd=arguments.death_fd, supervisor_pid=arguments.supervisor_pid, last_act=last_act)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     code = _outcome(lambda: _body(arguments, agent_main))
     # Threads and message contexts that a library left open must not keep a finished role from ending.
@@ -45,6 +46,14 @@ def main(argv: Sequence[str] | None = None, *, agent_main: AgentMain | None = No
     if code == exit_codes.of_signal(ORPHANED):
         end_group()
     os._exit(code)
+
+
+def _leave_no_directory(run_dir: Path) -> None:
+    """Remove the directory of a hub whose supervisor is gone: nobody else knows of it."""
+    from exchange.endpoints import remove_private_dir
+    from mutualrl.rundir import RunDir
+
+    remove_private_dir(RunDir(run_dir).read_manifest().endpoint)
 
 
 def _body(arguments: argparse.Namespace, agent_main: AgentMain | None) -> Body:

@@ -242,12 +242,17 @@ async def test_a_manifest_that_cannot_be_written_is_a_warning(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 async def test_signals_drain_and_give_their_codes(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    harness = Harness(tmp_path, PATIENT, alpha=UNTIL_STOPPED)
-    running = asyncio.create_task(harness.supervisor.run())
-    await harness.until_up("alpha")
-    os.kill(os.getpid(), number)
-    outcome = await running
-    assert (outcome.status, outcome.exit_code) == ("stopped", code)
+    # Under `nohup` a hang-up is ignored from the start, and stays so.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        harness = Harness(tmp_path, PATIENT, alpha=UNTIL_STOPPED)
+        running = asyncio.create_task(harness.supervisor.run())
+        await harness.until_up("alpha")
+        os.kill(os.getpid(), number)
+        outcome = await running
+        assert (outcome.status, outcome.exit_code) == ("stopped", code)
+    finally:
+        signal.signal(number, before)
 
 
 async def test_a_hang_up_that_is_ignored_stays_so(tmp_path: Path) -> None:
