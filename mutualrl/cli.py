@@ -98,6 +98,19 @@ def compare(
     )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    _: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Post-train several different language models together: they learn from each other's experience."""
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -103,7 +103,7 @@ def build_run(tables: Table, *, source: str) -> Run:
         if not isinstance(table, Mapping):
             raise ConfigError(f"{source}: {name} must be a table, got {name}={table!r}")
     merged = {name: merge(defaults, own) for name, own in agents.items()}
-    problems = check({**rest, "agents": {}}, Run)
+    problems = [_placed(problem) for problem in check({**rest, "agents": {}}, Run)]
     if not agents:
         problems.append(Problem(("agents",), "a run needs at least one [agents.NAME] table, got none"))
         problems += [p for p in check(defaults, AgentConfig, ("defaults",)) if not p.text.startswith("is missing")]
@@ -114,6 +114,14 @@ def build_run(tables: Table, *, source: str) -> Run:
         lines = dict.fromkeys(f"{'.'.join(problem.path)}: {problem.text}" for problem in problems)
         raise ConfigError("\n".join([f"{source} cannot be used:", *(f"  {line}" for line in lines)]))
     return msgspec.convert({**rest, "agents": merged}, Run)
+
+
+def _placed(problem: Problem) -> Problem:
+    """A setting of agents that was given to the run: say where it belongs."""
+    key = problem.path[0]
+    if len(problem.path) == 1 and key in AgentConfig.__struct_fields__ and key not in Run.__struct_fields__:
+        return Problem(problem.path, f"is a setting of agents: write defaults.{key} for all, or agents.NAME.{key}")
+    return problem
 
 
 def _insert(tables: Table, keys: list[str], value: Any, override: str) -> None:

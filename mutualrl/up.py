@@ -86,7 +86,7 @@ async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str],
         run_dir.write_manifest(manifest)
         progress = {name: AgentProgress(name=name, total=run.steps) for name in run.agents}
         view = View(MetricsTail(run_dir.metrics), progress, console)
-        view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}")
+        view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}; loading, and warming up where asked to")
         for warning in warnings:
             view.tell(f"warning: {warning}")
         outcome = await _supervise(run, run_dir, manifest, view, command)

@@ -5,9 +5,12 @@ The first screen answers: did they teach each other, and did anyone get hurt?
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 __all__ = ["write_comparison_report", "write_report"]
+
+LIBRARIES = ("jinja2", "matplotlib")
 
 RUN_FILES = ("config.json", "manifest.json", "metrics.jsonl", "evals.jsonl")
 """By any of these a directory is known as a run's."""
@@ -21,6 +24,8 @@ def write_report(run_dir: Path, control_dir: Path | None = None) -> Path:
     Raises: RunDirError when the directory holds neither a run nor a comparison; ReportError without jinja2 or matplotlib.
     """
     from mutualrl.errors import RunDirError
+
+    _require_libraries()
     from mutualrl.report.comparison import COMPARISON_FILE
     from mutualrl.report.run import find_control, write_run_report
 
@@ -33,6 +38,15 @@ def write_report(run_dir: Path, control_dir: Path | None = None) -> Path:
 
 def write_comparison_report(output_dir: Path) -> Path:
     """Write OUT/report.html over all runs that OUT/compare.json names, and return its path; errors as in `write_report`."""
+    _require_libraries()
     from mutualrl.report.comparison_page import write_comparison_page
 
     return write_comparison_page(output_dir)
+
+
+def _require_libraries() -> None:
+    from mutualrl.errors import ReportError
+
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ReportError(f"a report needs {' and '.join(missing)}: pip install 'mutualrl[train]'")

@@ -91,6 +91,8 @@ def _harm(outcome: Outcome) -> Text:
     if outcome.harmed is None:
         return Text("–")
     style = "bold red" if outcome.harmed else ""
+    if not outcome.harmed and outcome.gain is not None and outcome.gain.high < 0:
+        return Text("lost ground", style="red")
     if outcome.seeds == 1:
         return Text("yes" if outcome.harmed else "no", style=style)
     return Text(f"{outcome.harmed} of {outcome.seeds}", style=style)
