@@ -135,16 +135,18 @@ async def test_nothing_outlives_a_killed_supervisor_and_strangers_do(tmp_path: P
         up = await start_up(run_file(tmp_path, "parent", "numb", "steady"), run_dir.path)
         await until_stepping(run_dir, "parent", "numb", "steady")
         descendants = psutil.Process(up.pid).children(recursive=True)
-        assert len(descendants) == 5, "hub, three agents, and a child of one of them"
+        assert len(descendants) == 5, f"hub, three agents, and a child of one of them, got {descendants}"
         ipc_dir = Path(run_dir.read_manifest().endpoint.removeprefix("ipc://")).parent
         up.kill()
         try:
             await eventually(lambda: not any(alive(process.pid) for process in descendants), within_s=3.0)
+        except TimeoutError:
+            pytest.fail(f"still alive: {[process for process in descendants if alive(process.pid)]}")
         finally:
             for process in psutil.wait_procs(descendants, timeout=0)[1]:
                 process.kill()
         assert alive(unrelated)
-    assert not ipc_dir.exists()
+    assert not ipc_dir.exists(), list(ipc_dir.iterdir())
     await end_of(up)
 
 
