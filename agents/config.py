@@ -120,6 +120,11 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_range(self, "beta", ge=0)
         check_range(self, "num_iterations", ge=1, le=1024)
 
+    @property
+    def upper_epsilon(self) -> float:
+        """The clip's upper side: `epsilon_high`, or `epsilon` where none is set."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
 
 class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Supervised steps before RL: `mix` gives each task's share of the training rows (shares are normalised)."""

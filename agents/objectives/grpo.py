@@ -49,8 +49,7 @@ def sum_tokens(values_BT: Tensor, batch: MicroBatch, loss_type: str) -> Tensor:
 
 def clipped(ratio: Tensor, advantage: Tensor, objective: Objective) -> Tensor:
     """-min(min(rho, delta) A, clip(rho) A), elementwise."""
-    high = objective.epsilon if objective.epsilon_high is None else objective.epsilon_high
-    bounded = torch.clamp(ratio, 1 - objective.epsilon, 1 + high)
+    bounded = torch.clamp(ratio, 1 - objective.epsilon, 1 + objective.upper_epsilon)
     if objective.delta is not None:
         ratio = torch.clamp(ratio, max=objective.delta)
     return -torch.minimum(ratio * advantage, bounded * advantage)
@@ -87,9 +86,8 @@ class GRPOSurrogate:
         )
 
     def _clip_stats(self, ratio_BT: Tensor, advantages_B1: Tensor, batch: MicroBatch) -> dict[str, tuple[float, float]]:
-        high = self._objective.epsilon if self._objective.epsilon_high is None else self._objective.epsilon_high
         low_BT = (ratio_BT < 1 - self._objective.epsilon) & (advantages_B1 < 0) & batch.mask
-        high_BT = (ratio_BT > 1 + high) & (advantages_B1 > 0) & batch.mask
+        high_BT = (ratio_BT > 1 + self._objective.upper_epsilon) & (advantages_B1 > 0) & batch.mask
         tokens = float(batch.mask.sum())
         low, above = float(low_BT.sum()), float(high_BT.sum())
         return {

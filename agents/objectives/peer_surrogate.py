@@ -74,8 +74,7 @@ class PeerSurrogate:
         if self._objective.loss_type == "grpo":
             loss = loss / torch.bincount(row_of, minlength=len(batch.rows))[row_of]
         with torch.no_grad():
-            high = self._objective.epsilon if self._objective.epsilon_high is None else self._objective.epsilon_high
-            outside = (ratio < 1 - self._objective.epsilon) | (ratio > 1 + high)
+            outside = (ratio < 1 - self._objective.epsilon) | (ratio > 1 + self._objective.upper_epsilon)
             count = float(len(ratio))
             stats = {
                 "peer/ratio_mean": (float(ratio.sum()), count),

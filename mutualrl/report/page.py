@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutualrl.errors import ReportError
 from mutualrl.manifest import write_atomically
 from mutualrl.report.outcomes import Outcome
 from mutualrl.report.records import RunRecord
@@ -37,14 +36,9 @@ class Table:
 
 
 def write_page(path: Path, template: str, context: Mapping[str, object]) -> Path:
-    """Render a template of this package into `path`; a reader never meets half a page.
+    """Render a template of this package into `path`; a reader never meets half a page."""
+    import jinja2
 
-    Raises ReportError where jinja2 is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ReportError(missing_extra(error)) from error
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mutualrl.report"),
         autoescape=True,
@@ -55,11 +49,6 @@ def write_page(path: Path, template: str, context: Mapping[str, object]) -> Path
     html = environment.get_template(template).render(span_limit=SPAN_LIMIT, **context)
     write_atomically(path, html.encode("utf-8", errors="replace"))
     return path
-
-
-def missing_extra(error: ImportError) -> str:
-    """What to do when the report's libraries are not there."""
-    return f"a report needs {error.name}: pip install 'mutualrl[train]'"
 
 
 def agent_cards(run: RunRecord, outcomes: Sequence[Outcome]) -> list[Card]:

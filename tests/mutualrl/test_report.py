@@ -10,6 +10,7 @@ import pytest
 from synthetic_run import ALONE, SKILLS, TAUGHT, make_config, write_lines, write_run
 
 from agents.sharing.config import Isolated
+from mutualrl.errors import ReportError
 from mutualrl.report import write_report
 from mutualrl.report.comparison import COMPARISON_FILE
 from mutualrl.report.curves import smooth
@@ -258,4 +259,11 @@ def test_a_comparison_directory_gets_the_comparison(tmp_path: Path) -> None:
     write_run(tmp_path / "sgt-seed0", TAUGHT)
     (tmp_path / COMPARISON_FILE).write_text('{"rows": []}')
     with pytest.raises(FileNotFoundError, match="no runs to compare"):
+        write_report(tmp_path)
+
+
+def test_a_report_without_its_libraries_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("mutualrl.report.LIBRARIES", ("jinja2", "no_such_library"))
+    with pytest.raises(ReportError, match=r"needs no_such_library: pip install"):
         write_report(tmp_path)
