@@ -1,12 +1,14 @@
 """What a tokenizer's JSON definition says about bytes, and the two edited forms of it that this package needs.
 
-The definition is the only source: `decode` is never asked, since it replaces bytes, strips spaces and joins tokens.
+The definition is the only source: `decode` is never asked, since it replaces bytes, strips spaces and joins tokens. A
+section is parsed when it is asked for; vocabulary and merges, nearly all of the text, are copied and hashed unparsed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,7 +19,8 @@ from tokenalign.errors import TableError
 SPACE_MARK = "\u2581"
 # Noncharacters: a special piece renamed with them is never met in a text.
 _NEVER_IN_TEXT = "\ufdd0{id}\ufdd1"
-_KEEPS_ALL_BYTES = frozenset({"ByteLevel", "Split", "Digits", "Punctuation"})
+_NO_IDENTITY = ("truncation", "padding")
+_LARGE = ("vocab", "merges")
 
 
 class AddedToken(msgspec.Struct, frozen=True):
@@ -28,89 +31,98 @@ class AddedToken(msgspec.Struct, frozen=True):
     special: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Definition:
-    """The parsed `tokenizer.json` of one tokenizer."""
+    """The `tokenizer.json` of one tokenizer: its sections and the keys of its `model` section, each as JSON."""
 
-    tree: dict[str, Any]
+    sections: dict[str, msgspec.Raw]
+    model_sections: dict[str, msgspec.Raw]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Definition:
         """Read a tokenizer's definition. Raises TableError for kinds whose tokens do not carry their own bytes."""
-        definition = cls(msgspec.json.decode(tokenizer.to_str()))
-        model = definition.tree["model"]
+        sections = msgspec.json.decode(tokenizer.to_str(), type=dict[str, msgspec.Raw])
+        definition = cls(sections, msgspec.json.decode(sections["model"], type=dict[str, msgspec.Raw]))
+        model = definition.model
         marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
-        if marks:
+        if marks and model["type"] != "WordPiece":
             raise TableError(
                 f"tokens that mark word pieces ({', '.join(marks)}) leave out the spaces between "
                 f"words and have no bytes of their own, got model.type={model['type']!r}; use a byte-level, "
-                f"SentencePiece, character or unigram tokenizer"
+                f"SentencePiece, WordPiece, character or unigram tokenizer"
             )
         return definition
 
-    @property
-    def fingerprint(self) -> str:
-        """First 32 hex digits of the sha256 of the definition, truncation and padding left out."""
-        identity = {key: value for key, value in self.tree.items() if key not in ("truncation", "padding")}
-        return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:32]
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        """All of the definition, parsed: slow for large vocabularies."""
+        return {name: msgspec.json.decode(raw) for name, raw in self.sections.items()}
 
-    @property
-    def added_tokens(self) -> list[AddedToken]:
-        return msgspec.convert(self.tree["added_tokens"], list[AddedToken])
+    @cached_property
+    def model(self) -> dict[str, Any]:
+        """The `model` section without vocabulary and merges."""
+        return {name: msgspec.json.decode(raw) for name, raw in self.model_sections.items() if name not in _LARGE}
 
-    @property
+    @cached_property
     def vocab(self) -> dict[str, int]:
         """The model's own pieces, added tokens left out."""
-        vocab = self.tree["model"]["vocab"]
-        return vocab if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
+        if self.model["type"] == "Unigram":
+            return {piece: index for index, (piece, _) in enumerate(self._scored)}
+        return msgspec.json.decode(self.model_sections["vocab"], type=dict[str, int])
+
+    @cached_property
+    def merges(self) -> list[tuple[str, str]]:
+        """The merges of a BPE model by falling priority; none for other models."""
+        raw = self.model_sections.get("merges")
+        return [] if raw is None else msgspec.json.decode(raw, type=list[tuple[str, str]])
+
+    @cached_property
+    def added_tokens(self) -> list[AddedToken]:
+        return msgspec.json.decode(self.sections["added_tokens"], type=list[AddedToken])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """First 32 hex digits of a sha256 over the definition, truncation and padding left out."""
+        digest = hashlib.sha256()
+        named = [*self.sections.items(), *((f"model.{name}", raw) for name, raw in self.model_sections.items())]
+        for name, raw in sorted(named):
+            if name in _NO_IDENTITY or name == "model":
+                continue
+            large = name.removeprefix("model.") in _LARGE
+            content = bytes(raw) if large else msgspec.json.encode(msgspec.json.decode(raw), order="sorted")
+            digest.update(f"{name} {len(content)} ".encode())
+            digest.update(content)
+        return digest.hexdigest()[:32]
 
     @property
     def unk_id(self) -> int | None:
         """The id that stands for whatever the vocabulary lacks."""
-        model = self.tree["model"]
-        by_id: int | None = model.get("unk_id")
-        return by_id if by_id is not None else self.vocab.get(model.get("unk_token") or "")
+        by_id: int | None = self.model.get("unk_id")
+        return by_id if by_id is not None else self.vocab.get(self.model.get("unk_token") or "")
 
     @property
     def byte_level(self) -> bool:
         """Pieces are spelled in the 256 stand-in characters of GPT-2."""
-        return any(
-            part["type"] == "ByteLevel"
-            for section in ("normalizer", "pre_tokenizer", "decoder")
-            for part in self.parts(section)
-        )
+        return any(part["type"] == "ByteLevel" for part in self._text_parts)
 
     @property
     def metaspace(self) -> bool:
         """Pieces spell a space as U+2581."""
-        parts = [part for section in ("normalizer", "pre_tokenizer", "decoder") for part in self.parts(section)]
         return any(
             part["type"] == "Metaspace"
             or (part["type"] == "Replace" and SPACE_MARK in (part["content"], part["pattern"].get("String")))
-            for part in parts
+            for part in self._text_parts
         )
 
     @property
     def byte_fallback(self) -> bool:
         """Pieces named `<0xHH>` are single bytes."""
         by_decoder = any(part["type"] == "ByteFallback" for part in self.parts("decoder"))
-        return by_decoder or bool(self.tree["model"].get("byte_fallback"))
-
-    @property
-    def keeps_all_bytes(self) -> bool:
-        """Nothing between the text and a byte-level model adds, drops or changes a byte."""
-        return (
-            self.byte_level
-            and self.tree["model"]["type"] == "BPE"
-            and all(part["type"] == "ByteLevel" for part in self.parts("normalizer"))
-            and all(
-                part["type"] in _KEEPS_ALL_BYTES and part.get("behavior") != "Removed" for part in self.parts("pre_tokenizer")
-            )
-        )
+        return by_decoder or bool(self.model.get("byte_fallback"))
 
     def parts(self, section: str) -> list[dict[str, Any]]:
         """The components of a section in order, nested sequences laid flat."""
-        return _flatten(self.tree[section])
+        return _flatten(msgspec.json.decode(self.sections[section]))
 
     def for_continuation(self) -> str:
         """The definition as JSON for text in the middle of a sequence: no dummy prefix, no truncation, no control
@@ -121,25 +133,51 @@ class Definition:
         """
         edited: dict[str, Any] = {
             "added_tokens": [],
-            "normalizer": _without_prefix(self.tree["normalizer"]),
-            "pre_tokenizer": _without_prefix(self.tree["pre_tokenizer"]),
+            "normalizer": _without_prefix(msgspec.json.decode(self.sections["normalizer"])),
+            "pre_tokenizer": _without_prefix(msgspec.json.decode(self.sections["pre_tokenizer"])),
             "truncation": None,
             "padding": None,
             "model": self._model_without_specials(),
         }
-        return msgspec.json.encode(self.tree | edited).decode()
+        return msgspec.json.encode({**self.sections, **edited}).decode()
+
+    @cached_property
+    def _text_parts(self) -> list[dict[str, Any]]:
+        return [part for section in ("normalizer", "pre_tokenizer", "decoder") for part in self.parts(section)]
+
+    @cached_property
+    def _scored(self) -> list[tuple[str, float]]:
+        return msgspec.json.decode(self.model_sections["vocab"], type=list[tuple[str, float]])
 
     def _model_without_specials(self) -> dict[str, Any]:
-        model = self.tree["model"]
-        specials = {token.id for token in self.added_tokens if token.special}
-        edited: dict[str, Any] = model | ({"dropout": None} if "dropout" in model else {})
-        names = {piece: _NEVER_IN_TEXT.format(id=index) for piece, index in self.vocab.items() if index in specials}
-        if model["type"] == "Unigram":
-            edited["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-        elif model["type"] == "WordLevel":
-            edited["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
-            edited["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        edited: dict[str, Any] = dict(self.model_sections)
+        if "dropout" in edited:
+            edited["dropout"] = None
+        names = self._reachable_specials()
+        if not names:
+            return edited
+        if self.model["type"] == "Unigram":
+            edited["vocab"] = [(names.get(piece, piece), score) for piece, score in self._scored]
+            return edited
+        edited["vocab"] = {names.get(piece, piece): index for piece, index in self.vocab.items()}
+        if self.model.get("unk_token") is not None:
+            edited["unk_token"] = names.get(self.model["unk_token"], self.model["unk_token"])
+        if self.model["type"] == "BPE":
+            edited["merges"] = [
+                (left, right)
+                for left, right in self.merges
+                if left + right not in names and left not in names and right not in names
+            ]
         return edited
+
+    def _reachable_specials(self) -> dict[str, str]:
+        """A new name for each control token that the model itself can make of its spelling."""
+        specials = {token.id for token in self.added_tokens if token.special}
+        names = {piece: _NEVER_IN_TEXT.format(id=index) for piece, index in self.vocab.items() if index in specials}
+        if not names or self.model["type"] != "BPE" or self.model.get("ignore_merges"):
+            return names
+        made = {left + right for left, right in self.merges if left + right in names}
+        return {piece: name for piece, name in names.items() if piece in made or len(piece) == 1}
 
 
 def _flatten(part: dict[str, Any] | None) -> list[dict[str, Any]]:

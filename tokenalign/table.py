@@ -5,9 +5,8 @@ Shape legend: V vocabulary (the model's logits, padding included) · T tokens ·
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -16,65 +15,88 @@ from tokenizers import Tokenizer
 
 from tokenalign.definition import SPACE_MARK, Definition
 from tokenalign.errors import TableError
+from tokenalign.losses import losses_of
+from tokenalign.pieces import byte_pieces, spelled
 
-_Speller = Callable[[str], "tuple[TokenKind, bytes]"]
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Byte values that no valid UTF-8 text holds.
-_NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+ROLES = ("bos", "eos", "pad", "unk")
 
 
 class TokenKind(IntEnum):
     """What an id is. HOLE: in the logits but not in the vocabulary. BYTE: a byte piece of a SentencePiece
-    vocabulary."""
+    vocabulary. ADDED: an added token that is no control token, hence text."""
 
     HOLE = 0
     TEXT = 1
     BYTE = 2
     SPECIAL = 3
+    ADDED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTable:
-    """What each id of one tokenizer spells; read-only.
+    """What each id of one tokenizer spells; read-only, and safe to read from several threads.
 
-    blob: uint8 [S], the bytes of all tokens one after the other; offsets: int64 [V+1] into it. Special tokens spell
-    nothing: they have width 0. kinds: uint8 [V], a TokenKind each. lossless: any valid UTF-8 text can be encoded to
-    tokens that spell it. fingerprint: equal only for equal definitions (vocabulary, merges, normaliser, added tokens,
-    decoder).
+    blob: uint8 [S], the bytes of all tokens one after the other. widths: int64 [V], bytes of each; special tokens and
+    holes spell nothing and have width 0. kinds: uint8 [V], a TokenKind each. missing_bytes: uint8, byte values that no
+    text or byte piece spells alone, ascending. losses: why some valid UTF-8 text is not kept, in words. fingerprint:
+    equal only for equal definitions (vocabulary, merges, normaliser, added tokens, decoder). roles: ids by the names in
+    ROLES; a role may have several ids or none. Derived: offsets int64 [V+1] into the blob; hole_count.
     """
 
     blob: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    widths: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.uint8]
-    lossless: bool
+    missing_bytes: npt.NDArray[np.uint8]
+    losses: tuple[str, ...]
     fingerprint: str
+    roles: Mapping[str, frozenset[int]]
+    offsets: npt.NDArray[np.int64] = field(init=False)
+    hole_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.widths)])
+        for array in (self.blob, self.widths, self.kinds, self.missing_bytes, offsets):
+            array.setflags(write=False)
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "hole_count", int(np.count_nonzero(self.kinds == TokenKind.HOLE)))
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer, *, vocab_size: int | None = None) -> TokenTable:
+    def from_tokenizer(
+        cls,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int | None = None,
+        roles: Mapping[str, Iterable[int]] | None = None,
+    ) -> TokenTable:
         """Read the table of a tokenizer.
 
-        vocab_size: width of the model's logits; ids behind the vocabulary are holes, and entries of the vocabulary for
-        which the model has no logit are left out. None takes the vocabulary's own size.
-        Raises TableError for a kind of tokenizer whose tokens do not carry their own bytes.
+        vocab_size: V, width of the model's logits; ids behind the vocabulary are holes, and entries of the vocabulary
+        for which the model has no logit are left out, from the roles too. None takes the vocabulary's own size.
+        roles: as `open_roles` gives them; the unknown token is read from the definition in any case.
+        Raises TableError for a kind of tokenizer whose tokens do not carry their own bytes, and for unknown roles.
         """
         definition = Definition.of(tokenizer)
-        entries = _entries(definition)
-        size = max(entries, default=-1) + 1 if vocab_size is None else vocab_size
-        kinds = np.zeros(size, dtype=np.uint8)
-        widths = np.zeros(size, dtype=np.int64)
-        spelled: list[bytes] = []
-        for token_id in sorted(entries):
-            if token_id < size:
-                kinds[token_id], token = entries[token_id]
-                widths[token_id] = len(token)
-                spelled.append(token)
-        blob = np.frombuffer(b"".join(spelled), dtype=np.uint8)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(widths)])
-        for array in (kinds, offsets):
-            array.setflags(write=False)
-        single_bytes = {token[0] for token in spelled if len(token) == 1}
-        lossless = definition.keeps_all_bytes and single_bytes | _NEVER_IN_UTF8 == set(range(256))
-        return cls(blob=blob, offsets=offsets, kinds=kinds, lossless=lossless, fingerprint=definition.fingerprint)
+        kinds, spellings = _entries(definition, vocab_size)
+        single_bytes = {
+            spelling[0]
+            for kind, spelling in zip(kinds.tolist(), spellings, strict=True)
+            if len(spelling) == 1 and kind in (TokenKind.TEXT, TokenKind.BYTE)
+        }
+        missing = sorted(set(range(256)) - single_bytes)
+        return cls(
+            blob=np.frombuffer(b"".join(spellings), dtype=np.uint8),
+            widths=np.fromiter(map(len, spellings), dtype=np.int64, count=len(spellings)),
+            kinds=kinds,
+            missing_bytes=np.array(missing, dtype=np.uint8),
+            losses=losses_of(definition, missing),
+            fingerprint=definition.fingerprint,
+            roles=_roles(roles or {}, definition.unk_id, len(kinds)),
+        )
+
+    @property
+    def lossless(self) -> bool:
+        """Any valid UTF-8 text can be encoded to tokens that spell it."""
+        return not self.losses
 
     def __len__(self) -> int:
         """V, holes included."""
@@ -83,17 +105,15 @@ class TokenTable:
     def ends(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Byte offset behind each token, int64 [T], for ids [T]. Raises TableError for an id that spells nothing
         known."""
-        known = self._checked(ids)
-        return np.cumsum(self.offsets[known + 1] - self.offsets[known])
+        return np.cumsum(self.widths[self._checked(ids)])
 
     def bytes_of(self, ids: npt.ArrayLike) -> bytes:
         """What the ids [T] spell together. Raises TableError as `ends` does."""
         known = self._checked(ids)
-        starts = self.offsets[known]
-        widths = self.offsets[known + 1] - starts
+        widths = self.widths[known]
         ends = np.cumsum(widths)
         total = int(ends[-1]) if len(ends) else 0
-        return self.blob[np.repeat(starts - (ends - widths), widths) + np.arange(total)].tobytes()
+        return self.blob[np.repeat(self.offsets[known] - (ends - widths), widths) + np.arange(total)].tobytes()
 
     def kind(self, token_id: int) -> TokenKind:
         """What one id is. Raises TableError as `ends` does, holes excepted."""
@@ -105,64 +125,53 @@ class TokenTable:
         given = np.asarray(ids)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise TableError(f"`ids` must be one row of integers, got shape={given.shape}, dtype={given.dtype}")
-        known = given.astype(np.int64)
-        foreign = (known < 0) | (known >= len(self))
-        if foreign.any():
-            at = int(np.argmax(foreign))
-            raise self._unknown(at, int(known[at]), "outside the table")
-        holes = self.kinds[known] == TokenKind.HOLE
-        if holes.any():
-            at = int(np.argmax(holes))
+        known = given.astype(np.int64, copy=False)
+        # Read as unsigned, a negative id is a huge one: one comparison checks both ends.
+        if known.size and known.view(np.uint64).max() >= len(self):
+            at = int(np.argmax(known.view(np.uint64) >= len(self)))
+            raise self._unknown(at, int(given[at]), "outside the table")
+        if self.hole_count and not self.kinds[known].all():
+            at = int(np.argmin(self.kinds[known] != TokenKind.HOLE))
             raise self._unknown(at, int(known[at]), "a hole: the logits have it, the vocabulary has not")
         return known
 
     def _unknown(self, position: int, token_id: int, why: str) -> TableError:
         return TableError(
             f"token id is {why}, got ids[{position}]={token_id} for a table of {len(self)} ids "
-            f"({int((self.kinds != TokenKind.HOLE).sum())} tokens, tokenizer {self.fingerprint}); "
+            f"({len(self) - self.hole_count} tokens, tokenizer {self.fingerprint}); "
             f"were the ids made by another tokenizer?"
         )
 
 
-def _entries(definition: Definition) -> dict[int, tuple[TokenKind, bytes]]:
-    """Kind and bytes of every id of the vocabulary and of the added tokens."""
-    spell = _byte_level_speller() if definition.byte_level else _plain_speller(definition)
-    entries = {token_id: spell(piece) for piece, token_id in definition.vocab.items()}
-    for token in definition.added_tokens:
+def _entries(definition: Definition, vocab_size: int | None) -> tuple[npt.NDArray[np.uint8], list[bytes]]:
+    """Kind [V] and bytes of every id of the vocabulary and of the added tokens."""
+    piece_ids = np.fromiter(definition.vocab.values(), dtype=np.int64, count=len(definition.vocab))
+    piece_kinds = np.full(len(piece_ids), TokenKind.TEXT, dtype=np.uint8)
+    piece_kinds[list(byte_pieces(definition))] = TokenKind.BYTE
+    added = definition.added_tokens
+    full = max([int(piece_ids.max(initial=-1)), *(token.id for token in added)]) + 1
+    kinds = np.zeros(full, dtype=np.uint8)
+    kinds[piece_ids] = piece_kinds
+    spellings = [b""] * full
+    for token_id, spelling in zip(piece_ids.tolist(), spelled(definition), strict=True):
+        spellings[token_id] = spelling
+    for token in added:
         text = token.content.replace(SPACE_MARK, " ") if definition.metaspace else token.content
-        entries[token.id] = (TokenKind.SPECIAL, b"") if token.special else (TokenKind.TEXT, text.encode())
+        kinds[token.id] = TokenKind.SPECIAL if token.special else TokenKind.ADDED
+        spellings[token.id] = b"" if token.special else text.encode()
     if definition.unk_id is not None:
-        entries[definition.unk_id] = (TokenKind.SPECIAL, b"")
-    return entries
+        kinds[definition.unk_id], spellings[definition.unk_id] = TokenKind.SPECIAL, b""
+    size = full if vocab_size is None else vocab_size
+    sized = np.zeros(size, dtype=np.uint8)
+    sized[:full] = kinds[:size]
+    return sized, (spellings + [b""] * (size - full))[:size]
 
 
-def byte_stand_ins() -> dict[str, int]:
-    """GPT-2's printable stand-in character for each byte value: Latin-1 where it prints, U+0100 and on elsewhere."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {chr(256 + n): value for n, value in enumerate(others)}
-
-
-def _byte_level_speller() -> _Speller:
-    """Pieces in stand-in characters; a piece with any other character spells itself, as in the library's decoder."""
-    stand_ins = byte_stand_ins()
-
-    def spell(piece: str) -> tuple[TokenKind, bytes]:
-        try:
-            return TokenKind.TEXT, bytes([stand_ins[character] for character in piece])
-        except KeyError:
-            return TokenKind.TEXT, piece.encode()
-
-    return spell
-
-
-def _plain_speller(definition: Definition) -> _Speller:
-    """SentencePiece pieces (U+2581 for a space, `<0xHH>` for a byte) and pieces that spell themselves."""
-    byte_fallback, metaspace = definition.byte_fallback, definition.metaspace
-
-    def spell(piece: str) -> tuple[TokenKind, bytes]:
-        if byte_fallback and (byte := _BYTE_PIECE.fullmatch(piece)):
-            return TokenKind.BYTE, bytes([int(byte[1], 16)])
-        return TokenKind.TEXT, (piece.replace(SPACE_MARK, " ") if metaspace else piece).encode()
-
-    return spell
+def _roles(given: Mapping[str, Iterable[int]], unk_id: int | None, size: int) -> dict[str, frozenset[int]]:
+    unknown = sorted(set(given) - set(ROLES))
+    if unknown:
+        raise TableError(f"`roles` has names that are none, got {unknown}; the roles are {', '.join(ROLES)}")
+    roles = {name: frozenset(int(token_id) for token_id in given.get(name, ())) for name in ROLES}
+    if unk_id is not None:
+        roles["unk"] |= {unk_id}
+    return {name: frozenset(token_id for token_id in ids if 0 <= token_id < size) for name, ids in roles.items()}

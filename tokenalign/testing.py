@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tokenalign.table import byte_stand_ins
+from tokenalign.pieces import byte_stand_ins
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from tokenalign import Encoder, TableError, TokenKind, TokenTable
 from tokenalign.errors import TranslationError
-from tokenalign.table import byte_stand_ins
+from tokenalign.pieces import byte_stand_ins
 from tokenalign.testing import (
     EOS_ID,
     THINK,
@@ -84,7 +84,7 @@ def test_bytes_of_every_kind_of_piece() -> None:
         "<0x0A>": (b"\n", TokenKind.BYTE),
         "<0xF0>": (b"\xf0", TokenKind.BYTE),
         "😀": ("😀".encode(), TokenKind.TEXT),
-        THINK: (b"<think>", TokenKind.TEXT),
+        THINK: (b"<think>", TokenKind.ADDED),
         "<eos>": (b"", TokenKind.SPECIAL),
         "<unk>": (b"", TokenKind.SPECIAL),
     }
@@ -209,14 +209,27 @@ def test_fingerprint_follows_the_definition_but_not_truncation_or_padding() -> N
     assert len(fingerprints | {base}) == 6
 
 
-def test_word_piece_vocabularies_are_refused() -> None:
-    word_piece = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+def test_word_pieces_spell_what_follows_their_mark() -> None:
+    word_piece = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "##": 3}, unk_token="[UNK]"))
+    word_piece.normalizer = normalizers.BertNormalizer()
+    word_piece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    table = TokenTable.from_tokenizer(word_piece)
+    assert [table.bytes_of([token_id]) for token_id in range(4)] == [b"", b"a", b"b", b"##"]
+    assert table.losses == (
+        "drops control characters",
+        "drops spaces between words",
+        "makes letters small",
+        "drops accents",
+        "has an unknown token",
+    )
+
+
+def test_marks_behind_words_are_refused() -> None:
     suffixed = Tokenizer(models.BPE({"a</w>": 0}, [], end_of_word_suffix="</w>"))
-    for tokenizer in (word_piece, suffixed):
-        with pytest.raises(TableError, match=r"got model.type='(WordPiece|BPE)'"):
-            TokenTable.from_tokenizer(tokenizer)
-        with pytest.raises(TableError):
-            Encoder(tokenizer)
+    with pytest.raises(TableError, match=r"got model.type='BPE'"):
+        TokenTable.from_tokenizer(suffixed)
+    with pytest.raises(TableError):
+        Encoder(suffixed)
 
 
 def test_special_tokens_anywhere_have_no_width() -> None:
