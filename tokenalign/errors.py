@@ -11,6 +11,10 @@ class TableError(TokenAlignError, ValueError):
     """A tokenizer cannot be read into a table, or token ids are not of the table that they were given to."""
 
 
+class SourceError(TokenAlignError, ValueError):
+    """A tokenizer cannot be had or read: no such file, an unknown format, a library or a registry that is missing."""
+
+
 class TextError(TokenAlignError, ValueError):
     """A text is not valid UTF-8, or a tokenizer gave up on it."""
 

@@ -1,0 +1,96 @@
+"""SentencePiece models as tokenizers that give SentencePiece's ids.
+
+Known differences: a dummy prefix is put behind every user-defined piece too, as in the converted tokenizers that Hugging
+Face hosts; control pieces match in a text unless `encode_special_tokens` is set.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+
+from tokenalign.definition import SPACE_MARK
+from tokenalign.errors import SourceError
+
+_UNIGRAM, _BPE = 1, 2
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+
+
+def read_model(content: bytes) -> Any:
+    """The protocol buffer (`ModelProto`) of a SentencePiece model file.
+
+    Raises SourceError for other content and without the libraries that read it.
+    """
+    try:
+        schema = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    except ImportError as error:
+        raise SourceError(
+            f"SentencePiece models need the libraries sentencepiece and protobuf ({error}); "
+            f"install them: pip install 'mutualrl[sentencepiece]'"
+        ) from error
+    proto = schema.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except Exception as error:  # protobuf's error types differ between its implementations
+        raise SourceError(f"this is no SentencePiece model, got {len(content)} bytes: {error}") from error
+    if not proto.pieces:
+        raise SourceError(f"this is no SentencePiece model: no pieces, got {len(content)} bytes")
+    return proto
+
+
+def from_sentencepiece(proto: Any) -> Tokenizer:
+    """A tokenizer with the ids of a SentencePiece model, BPE or Unigram.
+
+    Raises SourceError for other kinds and for spaces behind words.
+    """
+    trainer = proto.trainer_spec
+    if trainer.model_type not in (_UNIGRAM, _BPE) or trainer.treat_whitespace_as_suffix:
+        raise SourceError(
+            f"only SentencePiece BPE and Unigram models with spaces before words can be read, "
+            f"got model_type={trainer.model_type}, treat_whitespace_as_suffix={trainer.treat_whitespace_as_suffix}"
+        )
+    names = [piece.piece for piece in proto.pieces]
+    unk_id = next(index for index, piece in enumerate(proto.pieces) if piece.type == 2)
+    if trainer.model_type == _BPE:
+        ids = {name: index for index, name in enumerate(names)}
+        model = models.BPE(ids, _merges(proto), unk_token=names[unk_id], fuse_unk=True, byte_fallback=trainer.byte_fallback)
+        tokenizer = Tokenizer(model)
+    else:
+        scored = [(piece.piece, piece.score) for piece in proto.pieces]
+        tokenizer = Tokenizer(models.Unigram(scored, unk_id, trainer.byte_fallback))
+    tokenizer.normalizer = _normalizer(proto.normalizer_spec)
+    ends = [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
+    added = [piece for piece in proto.pieces if piece.type in (_CONTROL, _USER_DEFINED)]
+    tokenizer.add_special_tokens([AddedToken(names[unk_id], normalized=False)])
+    tokenizer.add_special_tokens([AddedToken(piece.piece, normalized=False) for piece in added if piece.type == _CONTROL])
+    tokenizer.add_tokens([AddedToken(piece.piece, normalized=False) for piece in added if piece.type == _USER_DEFINED])
+    return tokenizer
+
+
+def _merges(proto: Any) -> list[tuple[str, str]]:
+    """Every split of a normal piece into two normal pieces, by falling score of the whole."""
+    scores = {piece.piece: (-piece.score, index) for index, piece in enumerate(proto.pieces) if piece.type == _NORMAL}
+    ranked = [
+        (*rank, name[:cut], name[cut:])
+        for name, rank in scores.items()
+        for cut in range(1, len(name))
+        if name[:cut] in scores and name[cut:] in scores
+    ]
+    return [(left, right) for _, _, left, right in sorted(ranked)]
+
+
+def _normalizer(spec: Any) -> normalizers.Normalizer:
+    """SentencePiece's order: map of characters, spaces at the ends and runs of them, dummy prefix, U+2581 for spaces."""
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE_MARK if spec.escape_whitespaces else " "))
+    if spec.escape_whitespaces:
+        steps.append(normalizers.Replace(" ", SPACE_MARK))
+    return normalizers.Sequence(steps)
