@@ -7,7 +7,7 @@ translation = Translator(encoder, table, eos_id=2).translate(
 span_logprobs = sum_spans(source_logprobs, translation.alignment)
 """
 
-from tokenalign.align import NO_GROUP, Alignment, align
+from tokenalign.align import NO_GROUP, Alignment, align, align_batch
 from tokenalign.encoder import Encoder
 from tokenalign.errors import (
     AlignmentError,
@@ -42,6 +42,7 @@ __all__ = [
     "TranslationError",
     "Translator",
     "align",
+    "align_batch",
     "mean_over_bytes",
     "project_mask",
     "show",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenalign import NO_GROUP, Alignment, AlignmentError, Encoder, TokenTable, align
-from tokenalign.testing import TOY_TOKENIZERS, byte_bpe_tokenizer, char_tokenizer, plain_texts, spm_bpe_tokenizer
+from tokenalign import NO_GROUP, Alignment, AlignmentError, Encoder, TokenTable, align, align_batch
+from tokenalign.testing import TOY_TOKENIZERS, byte_bpe_tokenizer, plain_texts, spm_bpe_tokenizer
 
 QUICK = settings(max_examples=60, deadline=None)
 TABLES = {name: TokenTable.from_tokenizer(build()) for name, build in TOY_TOKENIZERS.items()}
@@ -194,15 +194,60 @@ def test_offsets_beyond_32_bits() -> None:
     assert alignment.group_ends.tolist() == [shift + 4]
 
 
-def test_concatenated_samples_align_as_each_alone() -> None:
-    """Ends of several samples with a base each make one long sample: a batch equals the loop."""
-    texts = [b"hello there", b"x", b"the 12 def", b"reverse"]
-    a, b = "byte_bpe", "char"
-    rows = [[TABLES[kind].ends(ENCODERS[kind].encode(text)) for kind in (a, b)] for text in texts]
-    base = np.cumsum([0, *map(len, texts)])[:-1]
-    whole = align(*(np.concatenate([row[side] + shift for row, shift in zip(rows, base, strict=True)]) for side in (0, 1)))
-    parts = [align(*row) for row in rows]
-    first = np.cumsum([0, *map(len, parts)])
-    assert whole.group_a.tolist() == [g + f for part, f in zip(parts, first, strict=False) for g in part.group_a.tolist()]
-    assert whole.exact_b.tolist() == [exact for part in parts for exact in part.exact_b.tolist()]
-    assert char_tokenizer().get_vocab_size() == len(TABLES[b])
+@st.composite
+def batches(draw: st.DrawFn) -> list[tuple[list[int], list[int], bool, bool, bool]]:
+    """Texts with and without end-of-sequence tokens, open ends and empty texts among them."""
+    rows = []
+    for ends_a, ends_b, eos_a, eos_b in draw(st.lists(segmentations(), max_size=6)):
+        is_open = not (eos_a or eos_b) and draw(st.booleans())
+        cut = draw(st.integers(0, len(ends_b))) if is_open else len(ends_b)
+        rows.append((ends_a, ends_b[:cut], eos_a, eos_b, is_open))
+    return rows
+
+
+def align_rows(rows: list[tuple[list[int], list[int], bool, bool, bool]]) -> Alignment:
+    cu_a, cu_b = (np.cumsum([0, *(len(row[side]) for row in rows)]) for side in (0, 1))
+    a, b = ([end for row in rows for end in row[side]] for side in (0, 1))
+    eos_a, eos_b, open_end = ([row[field] for row in rows] for field in (2, 3, 4))
+    return align_batch(np.array(a, int), cu_a, np.array(b, int), cu_b, eos_a=eos_a, eos_b=eos_b, open_end=open_end)
+
+
+@QUICK
+@given(batches())
+def test_a_batch_is_its_texts_one_by_one(rows: list[tuple[list[int], list[int], bool, bool, bool]]) -> None:
+    whole = align_rows(rows)
+    for text, (ends_a, ends_b, eos_a, eos_b, is_open) in enumerate(rows):
+        alone, part = align(ends_a, ends_b, eos_a=eos_a, eos_b=eos_b, open_end=is_open), whole[text]
+        assert fields(part) == fields(alone)
+        assert part.exact_b.tolist() == alone.exact_b.tolist()
+        assert part.overlaps.bytes.tolist() == alone.overlaps.bytes.tolist()
+    assert len(whole) == sum(len(whole[text]) for text in range(len(rows)))
+
+
+@QUICK
+@given(batches())
+def test_a_batch_shares_no_byte_between_texts(rows: list[tuple[list[int], list[int], bool, bool, bool]]) -> None:
+    whole = align_rows(rows)
+    overlaps = whole.overlaps
+    text_of = [np.repeat(np.arange(len(rows)), np.diff(cu)) for cu in (whole.cu_a, whole.cu_b)]
+    assert text_of[0][overlaps.token_a].tolist() == text_of[1][overlaps.token_b].tolist()
+    expected = [min((row[side] or [0])[-1] + row[side + 2] for side in (0, 1)) for row in rows]
+    shared = np.bincount(text_of[1][overlaps.token_b], weights=overlaps.bytes, minlength=len(rows))
+    assert shared.tolist() == expected
+    assert (overlaps.bytes > 0).all()
+
+
+def test_a_batch_names_the_text_at_fault() -> None:
+    with pytest.raises(AlignmentError, match="got 3 bytes in 1 source tokens and 2 bytes in 1 receiver tokens of text 1"):
+        align_rows([([1], [1], False, False, False), ([3], [2], False, False, False)])
+    with pytest.raises(AlignmentError, match="last token of text 1 is an end-of-sequence token of width 0, got no token"):
+        align_rows([([1], [1], False, False, False), ([], [2], True, False, False)])
+    with pytest.raises(AlignmentError, match=r"`cu_a` must rise from 0 to the 2 tokens in 2 numbers, got \[0, 3\]"):
+        align_batch([1, 2], [0, 3], [2], [0, 1], eos_a=[False], eos_b=[False], open_end=[False])
+    with pytest.raises(AlignmentError, match="got 1 and 2 with 1 open_end"):
+        align_batch([1], [0, 1], [1], [0, 1, 1], eos_a=[False], eos_b=[False] * 2, open_end=[False])
+
+
+def test_an_open_end_has_no_end_of_sequence() -> None:
+    with pytest.raises(AlignmentError, match="open_end=True"):
+        align([2, 2], [2], eos_a=True, open_end=True)
