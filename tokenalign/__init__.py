@@ -21,7 +21,7 @@ from tokenalign.errors import (
 from tokenalign.residual import Residual
 from tokenalign.show import Span, show, spans
 from tokenalign.table import TokenKind, TokenTable
-from tokenalign.transfer import mean_over_bytes, project_mask, sum_spans
+from tokenalign.transfer import Split, mean_over_bytes, project_labels, project_mask, split_spans, straddling, sum_spans
 from tokenalign.translate import Translation, Translator
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Residual",
     "RoleError",
     "Span",
+    "Split",
     "TableError",
     "TextError",
     "TokenAlignError",
@@ -44,8 +45,11 @@ __all__ = [
     "align",
     "align_batch",
     "mean_over_bytes",
+    "project_labels",
     "project_mask",
     "show",
     "spans",
+    "split_spans",
+    "straddling",
     "sum_spans",
 ]

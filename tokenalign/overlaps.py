@@ -23,13 +23,15 @@ class Overlaps:
     """A sparse matrix, receiver tokens by source tokens, in order.
 
     token_a, token_b: int64 [O], the two tokens of an overlap. bytes: int64 [O], what they share, above 0; two
-    end-of-sequence tokens share one byte. first: int64 [R], where the overlaps of each receiver token begin.
+    end-of-sequence tokens share one byte. first: int64 [R], where the overlaps of each receiver token that has any
+    begin; owner: int64 [R], that token.
     """
 
     token_a: Ints
     token_b: Ints
     bytes: Ints
     first: Ints
+    owner: Ints
 
     @classmethod
     def of(cls, at_a: Ints, at_b: Ints, *, stops: Ints, covered: Ints) -> Overlaps:
@@ -44,7 +46,8 @@ class Overlaps:
             token_a, token_b, width_E = token_a[inside], token_b[inside], width_E[inside]
         steps = np.ones(len(token_b), np.bool_)
         steps[1:] = token_b[1:] != token_b[:-1]
-        return cls(token_a=token_a, token_b=token_b, bytes=width_E, first=np.flatnonzero(steps))
+        first = np.flatnonzero(steps)
+        return cls(token_a=token_a, token_b=token_b, bytes=width_E, first=first, owner=token_b[first])
 
 
 def _merge(at_a: Ints, at_b: Ints) -> tuple[Ints, Bools, Bools]:

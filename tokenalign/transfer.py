@@ -1,15 +1,18 @@
 """Per-token traces of the source, carried over to groups and to receiver tokens.
 
 Three kinds of trace, told apart by what they conserve. Extensive (log-probs, counts): sums over groups, which are the
-primary object; inside a group of several receiver tokens no single value is known and none is made up. Intensive
-(advantages, values): byte-weighted means. Categorical (masks): `all` or `any` over the bytes of a token.
+primary object; inside a group of several receiver tokens no single value is known, and a split is labelled as one.
+Intensive (advantages, values): byte-weighted means. Categorical (masks, roles): by the bytes of a token.
 
-Shape legend: A tokens of the source · B tokens of the receiver · G groups · O overlaps of a source and a receiver
-token.
+Every function takes an Alignment of one text or of a batch. Traces are [A], or [A, K] for K of a kind at once.
+
+Shape legend: A tokens of the source · B tokens of the receiver · G groups · K traces of one kind · O overlaps of a source
+and a receiver token · R receiver tokens that have an overlap.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,79 +21,161 @@ import numpy.typing as npt
 from tokenalign.align import NO_GROUP, Alignment
 from tokenalign.errors import AlignmentError
 
+Floats = npt.NDArray[np.float64]
 
-def sum_spans(values_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.float64]:
-    """Sum of an extensive trace over each group, float64 [G], for values [A].
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """Group totals, spread over receiver tokens.
+
+    values: float64 [B] or [B, K], NaN for tokens without a group; those of a group add up to its total. known_mask: bool
+    [B], the token has its group for itself, so that its value is the source's own; elsewhere values are a convention.
+    """
+
+    values: Floats
+    known_mask: npt.NDArray[np.bool_]
+
+
+def sum_spans(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
+    """Sum of an extensive trace over each group, float64 [G] or [G, K], for values [A] or [A, K].
 
     For log-probs this is the log-prob that the source, having emitted its tokens up to the group's start, emits exactly
     its tokens of the group (the chain rule). It is the log-prob of the source's own path, not of the bytes. Tokens
     without a group (NO_GROUP) are left out, so that group totals add up to the sum over the tokens that have one.
     """
-    values = _checked(values_a, alignment)
-    inside = alignment.group_a != NO_GROUP
-    sums_G: npt.NDArray[np.float64] = np.bincount(
-        alignment.group_a[inside], weights=values[inside], minlength=len(alignment)
-    ).astype(np.float64, copy=False)
+    values, group = _checked(values_a, alignment), alignment.group_a
+    inside = group != NO_GROUP
+    if not inside.all():
+        values, group = values[inside], group[inside]
+    if not len(group):
+        return np.zeros((len(alignment), *values.shape[1:]))
+    sums_G: Floats = np.add.reduceat(values, _first_of_each(group), axis=0)
     return sums_G
 
 
-def mean_over_bytes(values_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.float64]:
-    """Byte-weighted mean of an intensive trace over each receiver token, float64 [B], for values [A].
+def split_spans(
+    sums_g: npt.ArrayLike,
+    alignment: Alignment,
+    *,
+    by: Literal["bytes", "uniform", "prior"] = "bytes",
+    prior_b: npt.ArrayLike | None = None,
+) -> Split:
+    """Spread group totals [G] or [G, K] over receiver tokens: a convention wherever a group has several.
+
+    by: "bytes", in proportion to the tokens' bytes; "uniform", in equal parts; "prior", in proportion to prior_b [B], the
+    receiver's own log-probs of the tokens (equal parts where those of a group add up to 0). Raises AlignmentError for
+    totals or a prior that do not fit, and for a missing prior.
+    """
+    sums = np.asarray(sums_g, np.float64)
+    if sums.shape[:1] != (len(alignment),) or sums.ndim > 2:
+        raise AlignmentError(f"there must be one total per group, got shape={sums.shape} for {len(alignment)} groups")
+    if (by == "prior") != (prior_b is not None):
+        raise AlignmentError(f'`prior_b` goes with by="prior" alone, got by={by!r}, prior_b={prior_b!r}')
+    values = np.full((len(alignment.group_b), *sums.shape[1:]), np.nan)
+    inside = alignment.group_b != NO_GROUP
+    group = alignment.group_b[inside]
+    if not len(group):
+        return Split(values=values, known_mask=np.zeros(len(values), np.bool_))
+    first = _first_of_each(group)
+    sizes = np.diff(first, append=len(group))
+    weights = _weights(by, alignment, prior_b)[inside]
+    totals = np.add.reduceat(weights, first)
+    shares = np.where(totals[group] == 0, 1 / sizes[group], weights / np.where(totals == 0, 1, totals)[group])
+    values[inside] = sums[group] * (shares if sums.ndim == 1 else shares[:, None])
+    known_mask = np.zeros(len(values), np.bool_)
+    known_mask[inside] = sizes[group] == 1
+    return Split(values=values, known_mask=known_mask)
+
+
+def mean_over_bytes(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
+    """Byte-weighted mean of an intensive trace over each receiver token, float64 [B] or [B, K], for values [A] or [A, K].
 
     A constant stays that constant to the bit, every result lies between the least and the largest value it is made of,
     and the integral over bytes is conserved. An end-of-sequence token takes the value of the source's. NaN for a
     receiver token that shares no byte with a source token.
     """
-    values = _checked(values_a, alignment)
-    means_B = np.full(len(alignment.group_b), np.nan)
-    token_a_O, first_O, token_b, bytes_O = _overlaps(alignment)
-    if len(first_O):
-        value_O = values[token_a_O]
-        means = np.add.reduceat(value_O * bytes_O, first_O) / np.add.reduceat(bytes_O, first_O)
-        lowest, highest = np.minimum.reduceat(value_O, first_O), np.maximum.reduceat(value_O, first_O)
-        means_B[token_b] = np.clip(means, lowest, highest)
+    values, overlaps = _checked(values_a, alignment), alignment.overlaps
+    means_B = np.full((len(alignment.group_b), *values.shape[1:]), np.nan)
+    first = overlaps.first
+    if len(first):
+        value_O = values[overlaps.token_a]
+        width_O = overlaps.bytes if values.ndim == 1 else overlaps.bytes[:, None]
+        totals_R = np.add.reduceat(width_O, first, axis=0)
+        means_R = np.add.reduceat(value_O * width_O, first, axis=0) / totals_R
+        lowest, highest = np.minimum.reduceat(value_O, first, axis=0), np.maximum.reduceat(value_O, first, axis=0)
+        means_B[overlaps.owner] = np.clip(means_R, lowest, highest)
     return means_B
 
 
-def project_mask(mask_a: npt.ArrayLike, alignment: Alignment, *, how: Literal["all", "any"] = "all") -> npt.NDArray[np.bool_]:
+def project_mask(
+    mask_a: npt.ArrayLike, alignment: Alignment, *, how: Literal["all", "any", "majority"] = "all"
+) -> npt.NDArray[np.bool_]:
     """A mask over source tokens [A] as a mask over receiver tokens, bool [B].
 
     how: "all" is true where every byte of the token was (nothing unmasked by accident; right for loss masks), "any"
-    where some byte was. False for a receiver token that shares no byte with a source token.
+    where some byte was, "majority" where more than half were. False for a receiver token that shares no byte with a
+    source token.
     """
-    mask = _checked(mask_a, alignment).astype(np.bool_)
-    mask_B = np.zeros(len(alignment.group_b), np.bool_)
-    token_a_O, first_O, token_b, _ = _overlaps(alignment)
-    if len(first_O):
-        combine = np.logical_and if how == "all" else np.logical_or
-        mask_B[token_b] = combine.reduceat(mask[token_a_O], first_O)
+    shares = mean_over_bytes(np.asarray(mask_a, np.bool_), alignment)
+    mask_B: npt.NDArray[np.bool_] = shares == 1 if how == "all" else shares > (0 if how == "any" else 0.5)
     return mask_B
 
 
-def _checked(values_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.float64]:
+def straddling(labels_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.bool_]:
+    """Receiver tokens, bool [B], over whose bytes a categorical trace (a mask, roles, turns) of source tokens [A] changes."""
+    labels, overlaps = np.asarray(labels_a), alignment.overlaps
+    _checked(np.zeros(labels.shape), alignment)
+    mixed_B = np.zeros(len(alignment.group_b), np.bool_)
+    if len(overlaps.first):
+        label_O = labels[overlaps.token_a]
+        ends = np.minimum.reduceat(label_O, overlaps.first), np.maximum.reduceat(label_O, overlaps.first)
+        mixed_B[overlaps.owner] = ends[0] != ends[1]
+    return mixed_B
+
+
+def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: int = -1) -> npt.NDArray[np.int64]:
+    """Labels (roles, turn numbers) of source tokens, ints [A], as labels of receiver tokens, int64 [B].
+
+    A token takes the label of most of its bytes, the earlier one in a tie; `missing` where it shares no byte with a
+    source token. Where labels meet within a token says `straddling`.
+    """
+    labels, overlaps = np.asarray(labels_a), alignment.overlaps
+    _checked(np.zeros(labels.shape), alignment)
+    labels_B = np.full(len(alignment.group_b), missing, np.int64)
+    distinct, code_a = np.unique(labels, return_inverse=True)
+    if len(overlaps.first):
+        of_token = np.repeat(np.arange(len(overlaps.first)), np.diff(overlaps.first, append=len(overlaps.token_a)))
+        held = np.zeros((len(overlaps.first), len(distinct)), np.int64)
+        np.add.at(held, (of_token, code_a[overlaps.token_a]), overlaps.bytes)
+        labels_B[overlaps.owner] = distinct[held.argmax(axis=1)]
+    return labels_B
+
+
+def _weights(by: str, alignment: Alignment, prior_b: npt.ArrayLike | None) -> Floats:
+    if by == "prior":
+        prior = np.asarray(prior_b, np.float64)
+        if prior.shape != alignment.group_b.shape:
+            raise AlignmentError(f"`prior_b` must have one value per receiver token, got shape={prior.shape}")
+        return prior
+    if by == "uniform":
+        return np.zeros(len(alignment.group_b))
+    widths = np.diff(alignment.ends_b, prepend=0)
+    first = alignment.cu_b[:-1][np.diff(alignment.cu_b) > 0]
+    widths[first] = alignment.ends_b[first]
+    return widths.astype(np.float64)
+
+
+def _first_of_each(group: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Where the tokens of each group begin [G]."""
+    steps = np.ones(len(group), np.bool_)
+    np.not_equal(group[1:], group[:-1], out=steps[1:])
+    return np.flatnonzero(steps)
+
+
+def _checked(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
     values = np.asarray(values_a, dtype=np.float64)
-    if values.shape != alignment.group_a.shape:
+    if values.shape[:1] != alignment.group_a.shape or values.ndim > 2:
         raise AlignmentError(
             f"a trace must have one value per source token, got shape={values.shape} for {len(alignment.group_a)} tokens"
         )
     return values
-
-
-def _overlaps(
-    alignment: Alignment,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Overlaps in order: source token [O], where each receiver token's overlaps begin, that receiver token, bytes [O].
-
-    The end-of-sequence tokens count as one byte behind the text, where they can only meet each other.
-    """
-    ends_a, ends_b = alignment.ends_a.copy(), alignment.ends_b.copy()
-    ends_a[len(ends_a) - alignment.eos_a :] += 1
-    ends_b[len(ends_b) - alignment.eos_b :] += 1
-    covered = min(int(ends[-1]) if len(ends) else 0 for ends in (ends_a, ends_b))
-    # Two sorted runs merge in linear time; an edge of both sides comes twice, the second time with 0 bytes.
-    edges = np.sort(np.concatenate([ends_a, ends_b]), kind="stable")
-    edges = edges[(edges > 0) & (edges <= covered)]
-    token_a_O = np.searchsorted(ends_a, edges)
-    token_b_O = np.searchsorted(ends_b, edges)
-    first_O = np.flatnonzero(np.diff(token_b_O, prepend=-1))
-    return token_a_O, first_O, token_b_O[first_O], np.diff(edges, prepend=0)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenalign import NO_GROUP, Alignment, AlignmentError, align, mean_over_bytes, project_mask, sum_spans
+from tokenalign import (
+    NO_GROUP,
+    Alignment,
+    AlignmentError,
+    align,
+    mean_over_bytes,
+    project_labels,
+    project_mask,
+    split_spans,
+    straddling,
+    sum_spans,
+)
 
 QUICK = settings(max_examples=60, deadline=None)
 VALUES = st.floats(-50, 50)
@@ -35,10 +47,10 @@ def overlapped(alignment: Alignment, token: int) -> list[int]:
             return int(ends[-1]), int(ends[-1]) + 1
         return (int(ends[index - 1]) if index else 0), int(ends[index])
 
-    start, end = bounds(alignment.ends_b, token, alignment.eos_b)
+    start, end = bounds(alignment.ends_b, token, bool(alignment.eos_b[0]))
     found = []
     for index in range(len(alignment.ends_a)):
-        first, last = bounds(alignment.ends_a, index, alignment.eos_a)
+        first, last = bounds(alignment.ends_a, index, bool(alignment.eos_a[0]))
         if max(first, start) < min(last, end):
             found.append(index)
     return found
@@ -131,6 +143,86 @@ def test_to_itself_is_the_identity_to_the_bit(tokens: list[tuple[int, float]]) -
     assert sum_spans(values, alignment).tolist() == values.tolist()
     assert mean_over_bytes(values, alignment).tolist() == values.tolist()
     assert project_mask(values > 0, alignment).tolist() == (values > 0).tolist()
+
+
+@QUICK
+@given(traces(), st.sampled_from(["bytes", "uniform", "prior"]))
+def test_a_split_keeps_totals_and_says_what_is_known(
+    case: tuple[Alignment, np.ndarray], by: Literal["bytes", "uniform", "prior"]
+) -> None:
+    alignment, values = case
+    sums = sum_spans(values, alignment)
+    prior = -np.arange(1.0, len(alignment.group_b) + 1) if by == "prior" else None
+    split = split_spans(sums, alignment, by=by, prior_b=prior)
+    for group, total in enumerate(sums):
+        own = alignment.group_b == group
+        assert math.fsum(split.values[own]) == pytest.approx(total, rel=1e-9, abs=1e-9)
+        assert split.known_mask[own].tolist() == [own.sum() == 1] * own.sum()
+        assert (split.values[own] <= 0).all() or total > 0
+        if own.sum() == 1:
+            assert split.values[own] == total
+    assert np.isnan(split.values[alignment.group_b == NO_GROUP]).all()
+    assert not split.known_mask[alignment.group_b == NO_GROUP].any()
+
+
+def test_splits_by_hand() -> None:
+    # Source [abcd] with -8 and [e] with -1; receiver [a][bcd][e]. Group 0 holds two receiver tokens of 1 and 3 bytes.
+    alignment = align([4, 5], [1, 4, 5])
+    sums = sum_spans([-8.0, -1.0], alignment)
+    assert split_spans(sums, alignment).values.tolist() == [-2, -6, -1]
+    assert split_spans(sums, alignment, by="uniform").values.tolist() == [-4, -4, -1]
+    # Prior -3 and -1 within the group: three quarters and one quarter of -8.
+    assert split_spans(sums, alignment, by="prior", prior_b=[-3, -1, -7]).values.tolist() == [-6, -2, -1]
+    assert split_spans(sums, alignment, by="prior", prior_b=[0, 0, 0]).values.tolist() == [-4, -4, -1]
+    assert split_spans(sums, alignment).known_mask.tolist() == [False, False, True]
+
+
+def test_splits_that_do_not_fit_are_refused() -> None:
+    alignment = align([4, 5], [1, 4, 5])
+    with pytest.raises(AlignmentError, match=r"got shape=\(3,\) for 2 groups"):
+        split_spans([0, 0, 0], alignment)
+    with pytest.raises(AlignmentError, match="prior_b=None"):
+        split_spans([0, 0], alignment, by="prior")
+    with pytest.raises(AlignmentError, match=r"one value per receiver token, got shape=\(2,\)"):
+        split_spans([0, 0], alignment, by="prior", prior_b=[0, 0])
+
+
+@QUICK
+@given(traces())
+def test_several_sources_ride_one_alignment(case: tuple[Alignment, np.ndarray]) -> None:
+    """Log-probs of several models, or advantages of several kinds: [A, K] is K times [A]."""
+    alignment, values = case
+    both = np.stack([values, -2 * values], axis=1)
+    sums, means = sum_spans(both, alignment), mean_over_bytes(both, alignment)
+    splits = split_spans(sums, alignment)
+    for k, alone in enumerate((values, -2 * values)):
+        assert sums[:, k].tolist() == sum_spans(alone, alignment).tolist()
+        np.testing.assert_array_equal(means[:, k], mean_over_bytes(alone, alignment))
+        np.testing.assert_array_equal(splits.values[:, k], split_spans(sums[:, k], alignment).values)
+
+
+@QUICK
+@given(traces())
+def test_labels_by_most_bytes(case: tuple[Alignment, np.ndarray]) -> None:
+    alignment, values = case
+    labels = (values / 20).astype(np.int64)
+    got, mixed = project_labels(labels, alignment), straddling(labels, alignment)
+    overlaps = alignment.overlaps
+    for token in range(len(alignment.group_b)):
+        held: dict[int, int] = {}
+        for a, b, width in zip(
+            overlaps.token_a,
+            np.repeat(overlaps.owner, np.diff(overlaps.first, append=len(overlaps.token_a))),
+            overlaps.bytes,
+            strict=True,
+        ):
+            if b == token:
+                held[int(labels[a])] = held.get(int(labels[a]), 0) + int(width)
+        assert mixed[token] == (len(held) > 1)
+        assert got[token] == -1 if not held else held[int(got[token])] == max(held.values())
+    most = project_mask(values > 0, alignment, how="majority")
+    assert (most <= project_mask(values > 0, alignment, how="any")).all()
+    assert (most >= project_mask(values > 0, alignment, how="all")).all()
 
 
 def test_single_precision_sums_accumulate_in_double() -> None:
