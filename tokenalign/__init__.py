@@ -1,10 +1,8 @@
 """Token traces across vocabularies: byte-exact tables, alignment, transfer, translation and what they lose.
 
-table, encoder = TokenTable.from_tokenizer(tokenizer), Encoder(tokenizer)
-translation = Translator(encoder, table, eos_id=2).translate(
-    text, source_ends, finished=True, source_has_eos=True, max_tokens=512
-)
-span_logprobs = sum_spans(source_logprobs, translation.alignment)
+trace = Trace(text=text, ends=table.ends(ids), finished=True, has_eos=True, logprobs=logprobs)
+translation = Translator(Encoder(tokenizer), eos_id=2).translate(trace, max_tokens=512)
+translation.ids, translation.span_logprobs, translation.residual
 """
 
 from tokenalign.align import NO_GROUP, Alignment, align, align_batch
@@ -21,14 +19,16 @@ from tokenalign.errors import (
 from tokenalign.residual import Residual
 from tokenalign.show import Span, show, spans
 from tokenalign.table import TokenKind, TokenTable
+from tokenalign.trace import Trace, fork_points, split_segments
 from tokenalign.transfer import Split, mean_over_bytes, project_labels, project_mask, split_spans, straddling, sum_spans
-from tokenalign.translate import Translation, Translator
+from tokenalign.translate import Limits, Translation, Translator
 
 __all__ = [
     "NO_GROUP",
     "Alignment",
     "AlignmentError",
     "Encoder",
+    "Limits",
     "Residual",
     "RoleError",
     "Span",
@@ -39,16 +39,19 @@ __all__ = [
     "TokenKind",
     "TokenTable",
     "TooLongError",
+    "Trace",
     "Translation",
     "TranslationError",
     "Translator",
     "align",
     "align_batch",
+    "fork_points",
     "mean_over_bytes",
     "project_labels",
     "project_mask",
     "show",
     "spans",
+    "split_segments",
     "split_spans",
     "straddling",
     "sum_spans",

@@ -145,6 +145,27 @@ def align_batch(
     )
 
 
+def widths(ends: Ints, cu: Ints) -> Ints:
+    """Bytes of each token or group, int64 [T], from its end in its own text [T] and where the texts begin [N+1]."""
+    every = np.empty_like(ends)
+    np.subtract(ends[1:], ends[:-1], out=every[1:])
+    first = cu[:-1][cu[1:] > cu[:-1]]
+    every[first] = ends[first]
+    return every
+
+
+def first_of_groups(group: npt.NDArray[np.int32]) -> Ints:
+    """The first token, int64 [G], of each group that a side's tokens [T] belong to."""
+    steps = group != NO_GROUP
+    steps[1:] &= group[1:] != group[:-1]
+    return np.flatnonzero(steps)
+
+
+def sizes_of_groups(group: npt.NDArray[np.int32], n_groups: int) -> Ints:
+    """The number of tokens, int64 [G], that one side has in each group."""
+    return np.bincount(group + 1, minlength=n_groups + 1)[1:]
+
+
 @dataclass(frozen=True)
 class _Side:
     """One tokenization of N texts: ends [T], where each text begins [N+1], whether its last token is the end [N].
@@ -189,24 +210,21 @@ class _Side:
 
     def rising(self, side: str) -> Bools | None:
         """Which tokens have a width, an end-of-sequence token included; None where all have. Checks the ends."""
-        widths = np.empty_like(self.ends)
-        np.subtract(self.ends[1:], self.ends[:-1], out=widths[1:])
-        first = self.cu[:-1][self.n_tokens > 0]
-        widths[first] = self.ends[first]
+        width_T = widths(self.ends, self.cu)
         if self.eos.any():
-            self._check_eos(side, widths)
-            widths[self.cu[1:][self.eos] - 1] = 1
-        least = widths.min(initial=1)
+            self._check_eos(side, width_T)
+            width_T[self.cu[1:][self.eos] - 1] = 1
+        least = width_T.min(initial=1)
         if least < 0:
-            at = int(np.argmax(widths < 0))
+            at = int(np.argmax(width_T < 0))
             raise AlignmentError(
                 f"`ends_{side}` must start at or above 0 and never fall, got ends_{side}[{at}]={self.ends[at]}"
             )
-        return None if least else widths > 0
+        return None if least else width_T > 0
 
-    def _check_eos(self, side: str, widths: Ints) -> None:
+    def _check_eos(self, side: str, width_T: Ints) -> None:
         for text in np.flatnonzero(self.eos):
-            width = widths[self.cu[text + 1] - 1] if self.n_tokens[text] else None
+            width = width_T[self.cu[text + 1] - 1] if self.n_tokens[text] else None
             if width != 0:
                 raise AlignmentError(
                     f"`eos_{side}` says that the last token of text {text} is an end-of-sequence token of width 0, "

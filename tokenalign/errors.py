@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenalign.residual import Residual
+
 
 class TokenAlignError(Exception):
     """Root of this package's errors."""
@@ -32,12 +37,11 @@ class TooLongError(TokenAlignError, ValueError):
 
 
 class TranslationError(TokenAlignError, ValueError):
-    """The receiver's tokens do not spell the text.
+    """A translation loses more than its limits allow.
 
-    offset: the first byte that differs. text_bytes: bytes of the text in the stretch that differs.
+    residual: what it would have lost.
     """
 
-    def __init__(self, message: str, *, offset: int = 0, text_bytes: int = 0) -> None:
+    def __init__(self, message: str, *, residual: Residual | None = None) -> None:
         super().__init__(message)
-        self.offset = offset
-        self.text_bytes = text_bytes
+        self.residual = residual

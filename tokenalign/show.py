@@ -11,8 +11,6 @@ from tokenizers import Tokenizer
 
 from tokenalign.align import align
 from tokenalign.encoder import Encoder
-from tokenalign.table import TokenTable
-from tokenalign.translate import Translator
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,17 +51,11 @@ def show(text: str, tokenizer_a: Tokenizer, tokenizer_b: Tokenizer) -> Text:
     """Render a text in the tokens of two tokenizers, one line each: exact spans green, all others yellow.
 
     "│" parts spans, "╎" the tokens of one span; spaces, tabs and line ends are written as signs.
-    Raises TranslationError where one of the two cannot spell the text.
     """
     from rich.text import Text
 
     content = text.encode()
-    ends = []
-    for tokenizer in (tokenizer_a, tokenizer_b):
-        table = TokenTable.from_tokenizer(tokenizer)
-        translator = Translator(Encoder(tokenizer), table, eos_id=None)
-        no_limit = len(content) + 1
-        ends.append(translator.translate(content, None, finished=False, source_has_eos=False, max_tokens=no_limit).ends)
+    ends = [Encoder(tokenizer).spell([content]).ends for tokenizer in (tokenizer_a, tokenizer_b)]
     lines = (Text("a  "), Text("b  "))
     for span in spans(content, *ends):
         for line, pieces in zip(lines, (span.pieces_a, span.pieces_b), strict=True):

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tokenalign.align import NO_GROUP, Alignment
+from tokenalign.align import NO_GROUP, Alignment, first_of_groups, sizes_of_groups, widths
 from tokenalign.errors import AlignmentError
 
 Floats = npt.NDArray[np.float64]
@@ -44,12 +44,12 @@ def sum_spans(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
     without a group (NO_GROUP) are left out, so that group totals add up to the sum over the tokens that have one.
     """
     values, group = _checked(values_a, alignment), alignment.group_a
+    if not len(alignment):
+        return np.zeros((0, *values.shape[1:]))
     inside = group != NO_GROUP
     if not inside.all():
         values, group = values[inside], group[inside]
-    if not len(group):
-        return np.zeros((len(alignment), *values.shape[1:]))
-    sums_G: Floats = np.add.reduceat(values, _first_of_each(group), axis=0)
+    sums_G: Floats = np.add.reduceat(values, first_of_groups(group), axis=0)
     return sums_G
 
 
@@ -74,12 +74,9 @@ def split_spans(
     values = np.full((len(alignment.group_b), *sums.shape[1:]), np.nan)
     inside = alignment.group_b != NO_GROUP
     group = alignment.group_b[inside]
-    if not len(group):
-        return Split(values=values, known_mask=np.zeros(len(values), np.bool_))
-    first = _first_of_each(group)
-    sizes = np.diff(first, append=len(group))
+    sizes = sizes_of_groups(alignment.group_b, len(alignment))
     weights = _weights(by, alignment, prior_b)[inside]
-    totals = np.add.reduceat(weights, first)
+    totals = np.bincount(group, weights=weights, minlength=len(alignment))
     shares = np.where(totals[group] == 0, 1 / sizes[group], weights / np.where(totals == 0, 1, totals)[group])
     values[inside] = sums[group] * (shares if sums.ndim == 1 else shares[:, None])
     known_mask = np.zeros(len(values), np.bool_)
@@ -159,17 +156,7 @@ def _weights(by: str, alignment: Alignment, prior_b: npt.ArrayLike | None) -> Fl
         return prior
     if by == "uniform":
         return np.zeros(len(alignment.group_b))
-    widths = np.diff(alignment.ends_b, prepend=0)
-    first = alignment.cu_b[:-1][np.diff(alignment.cu_b) > 0]
-    widths[first] = alignment.ends_b[first]
-    return widths.astype(np.float64)
-
-
-def _first_of_each(group: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Where the tokens of each group begin [G]."""
-    steps = np.ones(len(group), np.bool_)
-    np.not_equal(group[1:], group[:-1], out=steps[1:])
-    return np.flatnonzero(steps)
+    return widths(alignment.ends_b, alignment.cu_b).astype(np.float64)
 
 
 def _checked(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:

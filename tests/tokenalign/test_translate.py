@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -15,23 +16,29 @@ from tokenalign import (
     NO_GROUP,
     AlignmentError,
     Encoder,
+    Limits,
     Residual,
     RoleError,
     TableError,
     TextError,
+    TokenAlignError,
     TokenTable,
     TooLongError,
+    Trace,
     Translation,
     TranslationError,
     Translator,
+    fork_points,
+    split_segments,
     sum_spans,
 )
 from tokenalign.testing import EOS_ID, TOY_TOKENIZERS, byte_bpe_tokenizer, plain_texts, texts
+from tokenalign.topk import TopKMass
 
 QUICK = settings(max_examples=20, deadline=None)
 TABLES = {name: TokenTable.from_tokenizer(build()) for name, build in TOY_TOKENIZERS.items()}
 ENCODERS = {name: Encoder(build()) for name, build in TOY_TOKENIZERS.items()}
-TRANSLATORS = {name: Translator(ENCODERS[name], TABLES[name], eos_id=EOS_ID) for name in TOY_TOKENIZERS}
+TRANSLATORS = {name: Translator(ENCODERS[name], eos_id=EOS_ID) for name in TOY_TOKENIZERS}
 KINDS = sorted(TOY_TOKENIZERS)
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 
@@ -42,11 +49,13 @@ def source_ends(kind: str, text: bytes, *, eos: bool) -> np.ndarray:
 
 
 def finished(kind: str, text: bytes, ends: np.ndarray | None = None, *, max_tokens: int = 10_000) -> Translation:
-    return TRANSLATORS[kind].translate(text, ends, finished=True, source_has_eos=ends is not None, max_tokens=max_tokens)
+    trace = Trace(text=text, ends=ends, finished=True, has_eos=ends is not None)
+    return TRANSLATORS[kind].translate(trace, max_tokens=max_tokens)
 
 
 def cut_off(kind: str, text: bytes, ends: np.ndarray | None) -> Translation:
-    return TRANSLATORS[kind].translate(text, ends, finished=False, source_has_eos=False, max_tokens=10_000)
+    trace = Trace(text=text, ends=ends, finished=False, has_eos=False)
+    return TRANSLATORS[kind].translate(trace, max_tokens=10_000)
 
 
 @pytest.mark.parametrize("kind_a, kind_b", PAIRS)
@@ -69,17 +78,21 @@ def test_round_trip_with_the_receivers_end_of_sequence(kind_a: str, kind_b: str,
 @given(text=plain_texts())
 def test_to_itself_the_residual_is_zero(kind: str, text: str) -> None:
     for eos in (True, False):
-        got = TRANSLATORS[kind].translate(
-            text.encode(), source_ends(kind, text.encode(), eos=eos), finished=True, source_has_eos=eos, max_tokens=99
+        ends = source_ends(kind, text.encode(), eos=eos)
+        trace = Trace(text=text.encode(), ends=ends, finished=True, has_eos=eos, mask=np.ones(len(ends), bool))
+        got = TRANSLATORS[kind].translate(trace, max_tokens=99)
+        tokens, n_bytes = len(got.ids) - (not eos), len(text.encode())
+        all_exact = Residual(
+            n_tokens=tokens, n_exact=tokens, n_groups=tokens, one_to_one=tokens, n_bytes=n_bytes, exact_bytes=n_bytes
         )
-        tokens = len(got.ids) - (not eos)
-        assert got.residual == Residual(n_tokens=tokens, n_exact=tokens, n_groups=tokens)
+        # A text without an end-of-sequence token that is finished (by a stop string) gets one that its source lacks.
+        assert got.residual == dataclasses.replace(all_exact, role_tokens=int(not eos))
         assert got.residual.struct == 0
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_end_of_sequence_iff_finished(is_finished: bool) -> None:
-    got = TRANSLATORS["char"].translate(b"ab", None, finished=is_finished, source_has_eos=False, max_tokens=9)
+    got = TRANSLATORS["char"].translate(Trace(text=b"ab", ends=None, finished=is_finished, has_eos=False), max_tokens=9)
     assert (got.ids == EOS_ID).sum() == is_finished
     assert len(got.ends) == len(got.ids)
     assert got.alignment is None
@@ -87,54 +100,75 @@ def test_end_of_sequence_iff_finished(is_finished: bool) -> None:
 
 
 def test_an_end_of_sequence_that_the_source_lacks_has_no_group_and_is_no_loss() -> None:
-    got = TRANSLATORS["char"].translate(b"ab", [1, 2], finished=True, source_has_eos=False, max_tokens=9)
+    got = TRANSLATORS["char"].translate(Trace(text=b"ab", ends=[1, 2], finished=True, has_eos=False), max_tokens=9)
     assert got.alignment is not None
     assert got.alignment.group_b.tolist() == [0, 1, NO_GROUP]
-    assert (got.residual.n_tokens, got.residual.n_exact) == (2, 2)
+    assert (got.residual.n_tokens, got.residual.n_exact, got.residual.role_tokens) == (2, 2, 1)
 
 
 def test_empty_text() -> None:
     got = finished("byte_bpe", b"", np.array([0]))
     assert (got.ids.tolist(), got.ends.tolist()) == ([EOS_ID], [0])
-    assert got.residual == Residual(n_tokens=1, n_exact=1, n_groups=1)
+    assert got.residual == Residual(n_tokens=1, n_exact=1, n_groups=1, one_to_one=1)
     assert cut_off("byte_bpe", b"", np.array([], np.int64)).ids.tolist() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @QUICK
 @given(text=texts(max_size=12))
-def test_any_text_is_spelled_exactly_or_refused(kind: str, text: str) -> None:
+def test_any_text_is_spelled_or_counted(kind: str, text: str) -> None:
     content = text.encode()
-    try:
-        got = finished(kind, content)
-    except TranslationError as error:
-        joined = TABLES[kind].bytes_of(ENCODERS[kind].encode(content))
-        assert content[: error.offset] == joined[: error.offset]
-        assert content[error.offset : error.offset + 1] != joined[error.offset : error.offset + 1]
-        assert 1 <= error.text_bytes <= len(content) - error.offset
-        assert not TABLES[kind].lossless
-    else:
-        assert TABLES[kind].bytes_of(got.ids) == content
+    anything = Translator(ENCODERS[kind], eos_id=EOS_ID, limits=Limits(max_lost_bytes=None))
+    got = anything.translate(Trace(text=content, ends=None, finished=True, has_eos=False), max_tokens=10_000)
+    lost = got.residual.lost_bytes + got.residual.changed_bytes
+    assert (TABLES[kind].bytes_of(got.ids) == content) == (lost == 0)
+    assert lost <= len(content)
+    if TABLES[kind].lossless:
+        assert lost == 0
+    if got.residual.lost_bytes:
+        with pytest.raises(TranslationError, match=f"got lost_bytes={got.residual.lost_bytes} with max_lost_bytes=0") as caught:
+            finished(kind, content)
+        assert caught.value.residual == got.residual
 
 
 @pytest.mark.parametrize(
-    "kind, text, offset, changed",
-    [("char", "abÖc", 2, 2), ("unigram", "aÖÖ", 1, 4), ("spm_bpe", "a▁b", 1, 3), ("char", "ab\tc", 2, 1)],
+    "kind, text, lost, changed",
+    [("char", "abÖc", 2, 0), ("unigram", "aÖÖ", 4, 0), ("spm_bpe", "a▁b", 0, 3), ("char", "ab\tc", 1, 0)],
 )
-def test_what_the_vocabulary_lacks_is_refused_with_the_offset(kind: str, text: str, offset: int, changed: int) -> None:
-    with pytest.raises(TranslationError, match=f"at offset {offset} of {len(text.encode())}") as caught:
-        finished(kind, text.encode())
-    assert (caught.value.offset, caught.value.text_bytes) == (offset, changed)
+def test_what_the_vocabulary_lacks_is_counted(kind: str, text: str, lost: int, changed: int) -> None:
+    anything = Translator(ENCODERS[kind], eos_id=EOS_ID, limits=Limits(max_lost_bytes=None))
+    trace = Trace(text=text.encode(), ends=np.arange(1, len(text.encode()) + 1), finished=True, has_eos=False)
+    residual = anything.translate(trace, max_tokens=99).residual
+    assert (residual.lost_bytes, residual.changed_bytes) == (lost, changed)
 
 
-def test_a_composing_normaliser_is_refused_only_where_it_changes_bytes() -> None:
+def test_a_composing_normaliser_changes_only_what_it_composes() -> None:
     tokenizer = byte_bpe_tokenizer()
     tokenizer.normalizer = normalizers.NFC()
-    translator = Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
-    composed = translator.translate("xé".encode(), None, finished=True, source_has_eos=False, max_tokens=9)
-    assert composed.ids[-1] == EOS_ID
-    with pytest.raises(TranslationError, match="at offset 1 of 4"):
-        translator.translate("xe\u0301".encode(), None, finished=True, source_has_eos=False, max_tokens=9)
+    encoder = Encoder(tokenizer)
+    text = "xe\u0301y".encode()
+    trace = Trace(text=text, ends=np.arange(1, len(text) + 1), finished=True, has_eos=False, logprobs=-np.ones(len(text)))
+    got = Translator(encoder, eos_id=EOS_ID).translate(trace, max_tokens=9)
+    assert encoder.table.bytes_of(got.ids) == "xéy".encode()
+    assert (got.residual.changed_bytes, got.residual.lost_bytes) == (3, 0)
+    assert got.alignment is not None and got.span_logprobs is not None
+    # x and y are exact; the accent's three bytes are one span of the source's path, and no token of it is exact.
+    assert got.span_logprobs.tolist() == [-1, -3, -1]
+    assert got.alignment.exact_b.tolist() == [True, *[False] * (len(got.ids) - 3), True, False]
+    strict = Translator(encoder, eos_id=EOS_ID, limits=Limits(max_changed_bytes=2))
+    with pytest.raises(TranslationError, match=r"got changed_bytes=3 with max_changed_bytes=2 .*NFC"):
+        strict.translate(trace, max_tokens=9)
+    composed = Trace(text="xé".encode(), ends=None, finished=True, has_eos=False)
+    assert strict.translate(composed, max_tokens=9).residual.changed_bytes == 0
+
+
+def test_rows_can_be_refused_by_structure() -> None:
+    """A source of single bytes to a receiver that merges some of them."""
+    strict = Translator(ENCODERS["byte_bpe"], eos_id=EOS_ID, limits=Limits(max_struct=0.4))
+    few = Trace(text=b"xyz qq hello", ends=np.arange(1, 13), finished=False, has_eos=False)
+    assert strict.translate(few, max_tokens=99).residual.struct == pytest.approx(1 / 8)
+    with pytest.raises(TranslationError, match=r"got struct=0\.5 with max_struct=0\.4"):
+        strict.translate(Trace(text=b" hello", ends=np.arange(1, 7), finished=False, has_eos=False), max_tokens=99)
 
 
 def test_too_long_is_refused_and_never_cut() -> None:
@@ -143,7 +177,7 @@ def test_too_long_is_refused_and_never_cut() -> None:
     with pytest.raises(TooLongError, match="got 7 tokens with max_tokens=6"):
         finished("char", text, max_tokens=6)
     with pytest.raises(TooLongError, match="got 6 tokens with max_tokens=5"):
-        TRANSLATORS["char"].translate(text, None, finished=False, source_has_eos=False, max_tokens=5)
+        TRANSLATORS["char"].translate(Trace(text=text, ends=None, finished=False, has_eos=False), max_tokens=5)
 
 
 CUT_TEXT = "hello 世界 there 😀😀 éè the\r\n12"
@@ -177,7 +211,9 @@ def test_a_token_that_straddles_the_cut_belongs_to_no_span() -> None:
     assert got.alignment is not None
     assert got.alignment.group_a.tolist() == got.alignment.group_b.tolist() == [0, NO_GROUP]
     assert got.alignment.exact_b.tolist() == [True, False]
-    assert got.residual == Residual(n_tokens=2, n_exact=1, n_groups=1, tail_bytes=3, tail_tokens=1)
+    assert got.residual == Residual(
+        n_tokens=2, n_exact=1, n_groups=1, one_to_one=1, n_bytes=1, exact_bytes=1, tail_bytes=3, tail_tokens=1
+    )
 
 
 def test_spans_before_a_cut_stay_as_they_were() -> None:
@@ -199,15 +235,43 @@ def test_spans_before_a_cut_stay_as_they_were() -> None:
         assert len(common) >= count / 2 - 2
 
 
-@pytest.mark.parametrize("text", [b"a\xffb", b"a\x80", b"\xe4A"])
-def test_invalid_bytes_that_are_no_tail_are_refused(text: bytes) -> None:
-    with pytest.raises(TextError, match="not valid UTF-8, got byte"):
-        cut_off("byte_bpe", text, None)
+STRAY = [b"a\xffb", b"a\x80", b"\xe4A", b"a\xe4\xb8", b"\xf0\x9f\x98\xe4\xb8\x96\xff"]
 
 
-def test_a_finished_text_may_not_end_within_a_character() -> None:
-    with pytest.raises(TextError, match="offset 1 of 3"):
-        finished("byte_bpe", b"a\xe4\xb8")
+@pytest.mark.parametrize("text", STRAY)
+@pytest.mark.parametrize("kind", ["byte_bpe", "spm_bpe"])
+def test_stray_bytes_become_byte_tokens(kind: str, text: bytes) -> None:
+    ends = np.arange(1, len(text) + 1)
+    got = finished(kind, text, np.append(ends, ends[-1]))
+    assert TABLES[kind].bytes_of(got.ids) == text
+    assert got.ends.tolist() == TABLES[kind].ends(got.ids).tolist()
+    assert (got.residual.lost_bytes, got.residual.tail_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("text", STRAY)
+def test_stray_bytes_without_a_token_are_refused_with_the_offset(text: bytes) -> None:
+    offset = len(text.decode(errors="surrogateescape").split("\udc80"[0])[0])
+    with pytest.raises(TextError, match=r"has no token for the byte, got 0x[89a-f][0-9a-f] at offset \d+ of"):
+        finished("char", text)
+    assert offset <= len(text)
+
+
+@given(st.binary(max_size=30), st.booleans())
+@QUICK
+def test_any_bytes_translate_to_a_byte_level_receiver(text: bytes, is_finished: bool) -> None:
+    trace = Trace(text=text, ends=np.arange(1, len(text) + 1), finished=is_finished, has_eos=False)
+    got = TRANSLATORS["byte_bpe"].translate(trace, max_tokens=99)
+    held = got.residual.tail_bytes
+    assert held <= (0 if is_finished else 3)
+    assert TABLES["byte_bpe"].bytes_of(got.ids) == text[: len(text) - held]
+    if held:
+        assert "unexpected end of data" in decode_error(text[len(text) - held :])
+
+
+def decode_error(text: bytes) -> str:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        text.decode()
+    return caught.value.reason
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +281,7 @@ def test_non_canonical_source_segmentations_conserve(kind: str, text: str, seed:
     content = text.encode()
     rng = random.Random(seed)
     ends = np.array(sorted({*rng.sample(range(len(content)), len(content) // 2), len(content)} - {0}), np.int64)
-    got = TRANSLATORS[kind].translate(content, ends, finished=True, source_has_eos=False, max_tokens=99)
+    got = TRANSLATORS[kind].translate(Trace(text=content, ends=ends, finished=True, has_eos=False), max_tokens=99)
     assert got.alignment is not None
     logprobs = [rng.uniform(-9, 0) for _ in ends]
     assert sum_spans(logprobs, got.alignment).sum() == pytest.approx(math.fsum(logprobs), rel=1e-9)
@@ -227,30 +291,148 @@ def test_non_canonical_source_segmentations_conserve(kind: str, text: str, seed:
 def test_source_ends_that_do_not_cover_the_text_are_refused() -> None:
     with pytest.raises(AlignmentError, match="got 1 bytes in 1 source tokens and 2 bytes in 2 receiver tokens"):
         cut_off("char", b"ab", np.array([1]))
-    with pytest.raises(AlignmentError, match=r"cover the text of 4 bytes, got \[2\]"):
+    with pytest.raises(AlignmentError, match="cover the text of 4 bytes, got 2 as the last end"):
         cut_off("char", "ab€".encode()[:4], np.array([1, 2]))
 
 
 def test_roles_that_cannot_be_mapped_are_refused() -> None:
-    with pytest.raises(RoleError, match="finished=False, source_has_eos=True"):
-        TRANSLATORS["char"].translate(b"a", [1, 1], finished=False, source_has_eos=True, max_tokens=9)
-    no_eos = Translator(ENCODERS["char"], TABLES["char"], eos_id=None)
+    with pytest.raises(RoleError, match="finished=False, has_eos=True"):
+        TRANSLATORS["char"].translate(Trace(text=b"a", ends=[1, 1], finished=False, has_eos=True), max_tokens=9)
+    no_eos = Translator(ENCODERS["char"], eos_id=None)
     with pytest.raises(RoleError, match="eos_id=None"):
-        no_eos.translate(b"a", [1], finished=True, source_has_eos=False, max_tokens=9)
-    assert no_eos.translate(b"a", [1], finished=False, source_has_eos=False, max_tokens=9).ids.size == 1
+        no_eos.translate(Trace(text=b"a", ends=[1], finished=True, has_eos=False), max_tokens=9)
+    assert no_eos.translate(Trace(text=b"a", ends=[1], finished=False, has_eos=False), max_tokens=9).ids.size == 1
 
 
-def test_a_translator_of_two_tokenizers_or_a_foreign_end_is_refused() -> None:
-    with pytest.raises(TableError, match="of one tokenizer"):
-        Translator(ENCODERS["char"], TABLES["byte_bpe"], eos_id=EOS_ID)
+def test_a_foreign_end_of_sequence_is_refused() -> None:
     with pytest.raises(TableError, match="got eos_id=9999"):
-        Translator(ENCODERS["char"], TABLES["char"], eos_id=9999)
+        Translator(ENCODERS["char"], eos_id=9999)
 
 
 def test_residuals_add_up() -> None:
     one = Residual(n_tokens=4, n_exact=1, n_groups=2, tail_bytes=1, tail_tokens=1)
-    two = Residual(n_tokens=6, n_exact=4, n_groups=5, text_bytes=7)
+    two = Residual(n_tokens=6, n_exact=4, n_groups=5, changed_bytes=7, topk=TopKMass(rows=2, equal=1.5, tail=0.5))
     both = sum([one, two], start=Residual())
-    assert both == Residual(n_tokens=10, n_exact=5, n_groups=7, text_bytes=7, tail_bytes=1, tail_tokens=1)
+    expected = Residual(n_tokens=10, n_exact=5, n_groups=7, changed_bytes=7, tail_bytes=1, tail_tokens=1, topk=two.topk)
+    assert both == expected
     assert [one.struct, two.struct, both.struct] == pytest.approx([0.75, 1 / 3, 0.5])
-    assert Residual().struct == 0
+    assert Residual().struct == Residual().struct_bytes == Residual().struct_logprob == Residual().noncanonical == 0
+
+
+def test_the_residual_by_hand() -> None:
+    # Bytes:     h e l l o _ w x            source [h e][l l][o][_ w][x], log-probs -1 -2 -4 -8 -16, [x] not trained
+    # Receiver (characters): [h][e][l][l][o][_][w][x]; common ends 2 4 5 7 8: spans of 1:2, 1:2, 1:1, 1:2, 1:1 tokens.
+    text, ends = b"hello wx", np.array([2, 4, 5, 7, 8])
+    trace = Trace(
+        text=text, ends=ends, finished=False, has_eos=False, logprobs=[-1, -2, -4, -8, -16], mask=[True] * 4 + [False]
+    )
+    got = TRANSLATORS["char"].translate(trace, max_tokens=99)
+    assert got.span_logprobs is not None and got.mask is not None
+    assert got.span_logprobs.tolist() == [-1, -2, -4, -8, -16]
+    assert got.mask.tolist() == [True] * 7 + [False]
+    assert got.residual == Residual(
+        n_tokens=8, n_exact=2, n_groups=5, one_to_one=2, split=3, n_bytes=8, exact_bytes=2, logprob=31, exact_logprob=20
+    )
+    # The other way: characters to words. [hello] takes five source tokens, the mask ends within it.
+    letters = Trace(
+        text=b"hello", ends=np.arange(1, 6), finished=True, has_eos=False, logprobs=-np.ones(5), mask=[True] * 4 + [False]
+    )
+    merged = TRANSLATORS["byte_bpe"].translate(letters, max_tokens=9)
+    assert merged.mask is not None and merged.mask.tolist() == [False, False]
+    assert merged.residual == Residual(
+        n_tokens=1, n_exact=0, n_groups=1, merged=1, n_bytes=5, logprob=5, role_tokens=1, seam_bytes=5
+    )
+
+
+def test_a_control_token_within_a_text_is_counted() -> None:
+    trace = Trace(text=b"ab", ends=[1, 1, 2], finished=False, has_eos=False)
+    assert TRANSLATORS["char"].translate(trace, max_tokens=9).residual.role_tokens == 1
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Trace]:
+    """Texts of a byte-level source that end by themselves, by a stop string, or within a character."""
+    traces = []
+    for text, how in draw(st.lists(st.tuples(texts(max_size=5), st.sampled_from(["eos", "stop", "cut"])), max_size=6)):
+        content = text.encode()[: draw(st.integers(0, 60))] if how == "cut" else text.encode()
+        cuts = draw(st.sets(st.integers(1, max(len(content), 1))))
+        ends = [*sorted(cut for cut in cuts if cut < len(content)), *([len(content)] if content else [])]
+        ends += [len(content)] * (how == "eos")
+        logprobs = draw(st.lists(st.floats(-9, 0), min_size=len(ends), max_size=len(ends)))
+        traces.append(
+            Trace(
+                text=content,
+                ends=np.array(ends, np.int64),
+                finished=how != "cut",
+                has_eos=how == "eos",
+                logprobs=np.array(logprobs),
+                mask=np.array(logprobs) < -3,
+            )
+        )
+    return traces
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(traces=batches())
+@QUICK
+def test_a_batch_is_its_texts_one_by_one(kind: str, traces: list[Trace]) -> None:
+    whole = TRANSLATORS[kind].translate_batch(traces, max_tokens=60)
+    assert len(whole) == len(traces)
+    for text, trace in enumerate(traces):
+        try:
+            alone = TRANSLATORS[kind].translate(trace, max_tokens=60)
+        except TokenAlignError as error:
+            assert str(whole.errors[text]) == str(error)
+            with pytest.raises(type(error)):
+                whole[text]
+            continue
+        part = whole[text]
+        assert text not in whole.errors
+        assert part.ids.tolist() == alone.ids.tolist()
+        assert part.ends.tolist() == alone.ends.tolist()
+        assert part.residual.__class__ is Residual
+        assert dataclasses.replace(part.residual, logprob=0, exact_logprob=0) == dataclasses.replace(
+            alone.residual, logprob=0, exact_logprob=0
+        )
+        assert part.residual.logprob == pytest.approx(alone.residual.logprob, abs=1e-9)
+        assert part.alignment is not None and alone.alignment is not None
+        assert part.alignment.group_b.tolist() == alone.alignment.group_b.tolist()
+        assert part.span_logprobs is not None and alone.span_logprobs is not None
+        assert part.span_logprobs.tolist() == alone.span_logprobs.tolist()
+        assert part.mask is not None and alone.mask is not None
+        assert part.mask.tolist() == alone.mask.tolist()
+
+
+def test_traces_that_do_not_go_together_are_refused() -> None:
+    one = Trace(text=b"a", ends=[1], finished=False, has_eos=False)
+    with pytest.raises(AlignmentError, match="got ends=None in text 1 alone"):
+        TRANSLATORS["char"].translate_batch([one, dataclasses.replace(one, ends=None)], max_tokens=9)
+    with pytest.raises(AlignmentError, match="`logprobs` must have one entry per token, got 2 for 1 ends"):
+        TRANSLATORS["char"].translate(dataclasses.replace(one, logprobs=[0, 0]), max_tokens=9)
+
+
+def test_segments_are_seams_on_both_sides() -> None:
+    """A conversation is cut where roles change; a word of the receiver never runs across."""
+    # Source of characters: "hel" said by the user, "lo" and the end-of-turn token by the assistant.
+    trace = Trace(text=b"hello", ends=[1, 2, 3, 4, 5, 5], finished=True, has_eos=True, logprobs=-np.arange(6.0))
+    joint = TRANSLATORS["byte_bpe"].translate(trace, max_tokens=9)
+    segments = split_segments(trace, [0, 0, 0, 1, 1, 1])
+    apart = TRANSLATORS["byte_bpe"].translate_batch(segments, max_tokens=9)
+    assert len(joint.ids) == 2  # "hello" is one token of the receiver
+    assert [segment.text for segment in segments] == [b"hel", b"lo"]
+    assert [segment.has_eos for segment in segments] == [False, True]
+    assert TABLES["byte_bpe"].bytes_of(apart.ids) == b"hello"
+    assert apart.cu[1] in (1, 2, 3)
+    assert apart.span_logprobs is not None and joint.span_logprobs is not None
+    assert apart.span_logprobs.sum() == joint.span_logprobs.sum() == -15
+    with pytest.raises(AlignmentError, match=r"got shape=\(2,\) for 6 tokens"):
+        split_segments(trace, [0, 1])
+
+
+def test_a_template_that_rewrites_history_forks() -> None:
+    """What comes before must stay what it was."""
+    appended = [b"u1", b"u1 a1", b"u1 a1 u2"]
+    assert fork_points(appended) == []
+    # Thoughts of earlier turns are dropped from the third render on.
+    assert fork_points([b"u1", b"u1 <t>a1", b"u1 a1 u2", b"u1 a1 u2 a2"]) == [2]
+    assert fork_points([]) == fork_points([b"x"]) == []
