@@ -41,8 +41,7 @@ class Definition:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Definition:
         """Read a tokenizer's definition. Raises TableError for kinds whose tokens do not carry their own bytes."""
-        sections = msgspec.json.decode(tokenizer.to_str(), type=dict[str, msgspec.Raw])
-        definition = cls(sections, msgspec.json.decode(sections["model"], type=dict[str, msgspec.Raw]))
+        definition = cls.read(tokenizer.to_str())
         model = definition.model
         marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
         if marks and model["type"] != "WordPiece":
@@ -52,6 +51,15 @@ class Definition:
                 f"SentencePiece, WordPiece, character or unigram tokenizer"
             )
         return definition
+
+    @classmethod
+    def read(cls, content: str | bytes) -> Definition:
+        """Read a definition's JSON. Raises TableError for other content."""
+        try:
+            sections = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            return cls(sections, msgspec.json.decode(sections["model"], type=dict[str, msgspec.Raw]))
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise TableError(f"this is no tokenizer.json, got {len(content)} characters: {error!r}") from error
 
     @cached_property
     def tree(self) -> dict[str, Any]:

@@ -98,21 +98,33 @@ def from_tekken(content: bytes) -> Tokenizer:
 
     Raises SourceError for other JSON.
     """
-    try:
-        tekken = msgspec.json.decode(content, type=_Tekken)
-    except msgspec.MsgspecError as error:
-        raise SourceError(f"this is no tekken.json: {error}") from error
+    tekken = _read_tekken(content)
     config = tekken.config
     first = config.default_num_special_tokens
+    count = config.default_vocab_size - first
+    ranks = {base64.b64decode(token.token_bytes): token.rank + first for token in tekken.vocab if token.rank < count}
+    return from_ranks(ranks, config.pattern, _specials(tekken))
+
+
+def tekken_specials(content: bytes) -> dict[str, int]:
+    """Ids of the special tokens of a `tekken.json` by name. Raises SourceError as `from_tekken` does."""
+    return _specials(_read_tekken(content))
+
+
+def _read_tekken(content: bytes) -> _Tekken:
+    try:
+        return msgspec.json.decode(content, type=_Tekken)
+    except msgspec.MsgspecError as error:
+        raise SourceError(f"this is no tekken.json: {error}") from error
+
+
+def _specials(tekken: _Tekken) -> dict[str, int]:
     named = (
-        {index: name for index, name in enumerate(_TEKKEN_SPECIALS)}
+        dict(enumerate(_TEKKEN_SPECIALS))
         if tekken.special_tokens is None
         else {special.rank: special.token_str for special in tekken.special_tokens}
     )
-    specials = {named.get(index, f"<SPECIAL_{index}>"): index for index in range(first)}
-    count = config.default_vocab_size - first
-    ranks = {base64.b64decode(token.token_bytes): token.rank + first for token in tekken.vocab if token.rank < count}
-    return from_ranks(ranks, config.pattern, specials)
+    return {named.get(index, f"<SPECIAL_{index}>"): index for index in range(tekken.config.default_num_special_tokens)}
 
 
 def byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], *, single_digits: bool = False) -> Tokenizer:

@@ -1,7 +1,8 @@
 """SentencePiece models as tokenizers that give SentencePiece's ids.
 
 Known differences: a dummy prefix is put behind every user-defined piece too, as in the converted tokenizers that Hugging
-Face hosts; control pieces match in a text unless `encode_special_tokens` is set.
+Face hosts; control pieces match in a text unless `encode_special_tokens` is set; a Unigram model may choose otherwise among
+segmentations of equal score; marks of one letter come in canonical order where the model's map is of the NFKC kind.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tokenalign.definition import SPACE_MARK
 from tokenalign.errors import SourceError
 
 _UNIGRAM, _BPE = 1, 2
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_FAR = 1e6
 
 
 def read_model(content: bytes) -> Any:
@@ -52,14 +54,13 @@ def from_sentencepiece(proto: Any) -> Tokenizer:
             f"got model_type={trainer.model_type}, treat_whitespace_as_suffix={trainer.treat_whitespace_as_suffix}"
         )
     names = [piece.piece for piece in proto.pieces]
-    unk_id = next(index for index, piece in enumerate(proto.pieces) if piece.type == 2)
+    unk_id = next(index for index, piece in enumerate(proto.pieces) if piece.type == _UNKNOWN)
     if trainer.model_type == _BPE:
         ids = {name: index for index, name in enumerate(names)}
         model = models.BPE(ids, _merges(proto), unk_token=names[unk_id], fuse_unk=True, byte_fallback=trainer.byte_fallback)
         tokenizer = Tokenizer(model)
     else:
-        scored = [(piece.piece, piece.score) for piece in proto.pieces]
-        tokenizer = Tokenizer(models.Unigram(scored, unk_id, trainer.byte_fallback))
+        tokenizer = Tokenizer(models.Unigram(_scored(proto), unk_id, trainer.byte_fallback))
     tokenizer.normalizer = _normalizer(proto.normalizer_spec)
     ends = [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
@@ -82,13 +83,23 @@ def _merges(proto: Any) -> list[tuple[str, str]]:
     return [(left, right) for _, _, left, right in sorted(ranked)]
 
 
+def _scored(proto: Any) -> list[tuple[str, float]]:
+    """Pieces and scores; byte and control pieces, which no text of theirs may become, are the last choice."""
+    in_text = (_NORMAL, _USER_DEFINED)
+    last = min(piece.score for piece in proto.pieces) - _FAR
+    return [(piece.piece, piece.score if piece.type in in_text else last) for piece in proto.pieces]
+
+
 def _normalizer(spec: Any) -> normalizers.Normalizer:
     """SentencePiece's order: map of characters, spaces at the ends and runs of them, dummy prefix, U+2581 for spaces."""
     steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
+        if "nfkc" in spec.name:  # the library's map drops marks of characters that are not composed
+            steps.append(normalizers.NFC())
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        at_end = f"[ {SPACE_MARK}]" if spec.escape_whitespaces else " "
+        steps += [normalizers.Replace(Regex(rf"\A +|{at_end}+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE_MARK if spec.escape_whitespaces else " "))
     if spec.escape_whitespaces:

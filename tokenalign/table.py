@@ -8,17 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from tokenalign import cache
 from tokenalign.definition import SPACE_MARK, Definition
 from tokenalign.errors import TableError
 from tokenalign.losses import losses_of
 from tokenalign.pieces import byte_pieces, spelled
 
 ROLES = ("bos", "eos", "pad", "unk")
+_CACHED_FROM_BYTES = 200_000  # of the vocabulary's JSON: about 16,000 entries
+_LAYOUT = 1  # of the cached arrays; to be raised with any change of what they hold
+_CONTENTS = {
+    "blob": np.uint8,
+    "widths": np.int64,
+    "kinds": np.uint8,
+    "missing_bytes": np.uint8,
+    "losses": np.uint8,
+    "unk": np.int64,
+}
 
 
 class TokenKind(IntEnum):
@@ -76,21 +89,15 @@ class TokenTable:
         Raises TableError for a kind of tokenizer whose tokens do not carry their own bytes, and for unknown roles.
         """
         definition = Definition.of(tokenizer)
-        kinds, spellings = _entries(definition, vocab_size)
-        single_bytes = {
-            spelling[0]
-            for kind, spelling in zip(kinds.tolist(), spellings, strict=True)
-            if len(spelling) == 1 and kind in (TokenKind.TEXT, TokenKind.BYTE)
-        }
-        missing = sorted(set(range(256)) - single_bytes)
+        contents = _cached_contents(definition, vocab_size)
         return cls(
-            blob=np.frombuffer(b"".join(spellings), dtype=np.uint8),
-            widths=np.fromiter(map(len, spellings), dtype=np.int64, count=len(spellings)),
-            kinds=kinds,
-            missing_bytes=np.array(missing, dtype=np.uint8),
-            losses=losses_of(definition, missing),
+            blob=contents["blob"],
+            widths=contents["widths"],
+            kinds=contents["kinds"],
+            missing_bytes=contents["missing_bytes"],
+            losses=tuple(msgspec.json.decode(contents["losses"].tobytes(), type=list[str])),
             fingerprint=definition.fingerprint,
-            roles=_roles(roles or {}, definition.unk_id, len(kinds)),
+            roles=_roles(roles or {}, contents["unk"].tolist(), len(contents["kinds"])),
         )
 
     @property
@@ -143,6 +150,53 @@ class TokenTable:
         )
 
 
+def _cached_contents(definition: Definition, vocab_size: int | None) -> dict[str, npt.NDArray[Any]]:
+    """As `_contents`, from the cache on disk where the vocabulary is large."""
+    if len(definition.model_sections["vocab"]) < _CACHED_FROM_BYTES:
+        return _contents(definition, vocab_size)
+    name = f"{definition.fingerprint}-{vocab_size}-{_LAYOUT}.npz"
+    contents = cache.load_arrays(name)
+    if contents is None or not _fit(contents, vocab_size):
+        contents = _contents(definition, vocab_size)
+        cache.store_arrays(name, contents)
+    return contents
+
+
+def _fit(contents: dict[str, npt.NDArray[Any]], vocab_size: int | None) -> bool:
+    """Whether arrays read back are those of a table."""
+    if {name: (array.dtype, array.ndim) for name, array in contents.items()} != {
+        name: (np.dtype(dtype), 1) for name, dtype in _CONTENTS.items()
+    }:
+        return False
+    widths, kinds = contents["widths"], contents["kinds"]
+    return (
+        len(widths) == len(kinds)
+        and (vocab_size is None or len(kinds) == vocab_size)
+        and int(widths.min(initial=0)) >= 0
+        and int(widths.sum()) == len(contents["blob"])
+        and int(kinds.max(initial=0)) <= max(TokenKind)
+    )
+
+
+def _contents(definition: Definition, vocab_size: int | None) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a table under the names and in the types of _CONTENTS; losses as JSON, unk the unknown token's id
+    if there is one."""
+    kinds, spellings = _entries(definition, vocab_size)
+    widths = np.fromiter(map(len, spellings), dtype=np.int64, count=len(spellings))
+    blob = np.frombuffer(b"".join(spellings), dtype=np.uint8)
+    single = (widths == 1) & ((kinds == TokenKind.TEXT) | (kinds == TokenKind.BYTE))
+    missing = np.setdiff1d(np.arange(256, dtype=np.uint8), blob[(np.cumsum(widths) - widths)[single]])
+    losses = losses_of(definition, missing.tolist())
+    return {
+        "blob": blob,
+        "widths": widths,
+        "kinds": kinds,
+        "missing_bytes": missing,
+        "losses": np.frombuffer(msgspec.json.encode(losses), dtype=np.uint8),
+        "unk": np.array([] if definition.unk_id is None else [definition.unk_id], dtype=np.int64),
+    }
+
+
 def _entries(definition: Definition, vocab_size: int | None) -> tuple[npt.NDArray[np.uint8], list[bytes]]:
     """Kind [V] and bytes of every id of the vocabulary and of the added tokens."""
     piece_ids = np.fromiter(definition.vocab.values(), dtype=np.int64, count=len(definition.vocab))
@@ -167,11 +221,10 @@ def _entries(definition: Definition, vocab_size: int | None) -> tuple[npt.NDArra
     return sized, (spellings + [b""] * (size - full))[:size]
 
 
-def _roles(given: Mapping[str, Iterable[int]], unk_id: int | None, size: int) -> dict[str, frozenset[int]]:
+def _roles(given: Mapping[str, Iterable[int]], unk_ids: Iterable[int], size: int) -> dict[str, frozenset[int]]:
     unknown = sorted(set(given) - set(ROLES))
     if unknown:
         raise TableError(f"`roles` has names that are none, got {unknown}; the roles are {', '.join(ROLES)}")
     roles = {name: frozenset(int(token_id) for token_id in given.get(name, ())) for name in ROLES}
-    if unk_id is not None:
-        roles["unk"] |= {unk_id}
+    roles["unk"] |= frozenset(unk_ids)
     return {name: frozenset(token_id for token_id in ids if 0 <= token_id < size) for name, ids in roles.items()}

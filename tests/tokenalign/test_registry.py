@@ -44,14 +44,14 @@ def test_a_family_is_downloaded_once_and_not_truncated(cache: Path) -> None:
     for _ in range(2):
         assert len(family("toy").encode("hello there " * 5).ids) > 3
     assert (cache / "calls").read_text() == "toy@1.0.0\n"
-    assert [path.name for path in (cache / "cache/mutualrl/registry").iterdir()] == ["toy-1.0.0"]
+    assert [path.name for path in (cache / "cache/mutualrl/registry").iterdir()] == ["toy-1.0.0-2"]
 
 
 def test_several_at_once_get_one_whole_folder(cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(folder, ["toy"] * 4))
     assert [(path / "tokenizer.json").exists() for path in folders] == [True]
-    assert [path.name for path in folders.pop().parent.iterdir()] == ["toy-1.0.0"]
+    assert [path.name for path in folders.pop().parent.iterdir()] == ["toy-1.0.0-2"]
 
 
 def test_a_file_that_is_not_the_known_one_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
