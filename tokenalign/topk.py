@@ -87,7 +87,7 @@ def map_topk(vocabulary_map: VocabularyMap, ids: npt.ArrayLike, logprobs: npt.Ar
     _refuse_overfull(total)
     scale = np.maximum(total, 1)
     probs_PK /= scale[:, None]
-    ids_PK, mapped_PK = _merged(receivers_PK, probs_PK, vocabulary_map.width_b)
+    ids_PK, mapped_PK = _merged(receivers_PK, probs_PK)
     return MappedRows(
         ids=ids_PK,
         probs=mapped_PK,
@@ -151,14 +151,14 @@ def _checked(
 def _by_receiver(
     vocabulary_map: VocabularyMap, sources_PK: npt.NDArray[np.int64], probs_PK: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Receiver ids (`width_b` for none), source ids and probabilities, each row in order of the one and then the other.
+    """Receiver ids (UNMAPPED for none), source ids and probabilities, each row in order of the one and then the other.
 
     One number per entry that brings along its column: sorting numbers is three times as fast as argsort.
     """
     n_columns, padding = sources_PK.shape[1], len(vocabulary_map)
     column_bits, source_bits = n_columns.bit_length(), padding.bit_length()
     keys_PK = vocabulary_map.to_b.take(sources_PK, mode="clip").astype(np.int64)
-    keys_PK[(keys_PK == UNMAPPED) | (sources_PK == padding)] = vocabulary_map.width_b
+    keys_PK[sources_PK == padding] = UNMAPPED
     keys_PK <<= source_bits
     keys_PK |= sources_PK
     keys_PK <<= column_bits
@@ -196,23 +196,21 @@ def _refuse_overfull(total: npt.NDArray[np.float64]) -> None:
 
 
 def _merged(
-    receivers_PK: npt.NDArray[np.int64], probs_PK: npt.NDArray[np.float64], beyond: int
+    receivers_PK: npt.NDArray[np.int64], probs_PK: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Runs of one receiver id summed, then rows ordered by falling probability; `beyond` is no id and is dropped.
+    """Runs of one receiver id summed, then rows ordered by falling probability; UNMAPPED is dropped.
 
     Positive float32 numbers rise as their bits do: turned over and put above the id, one sort of unsigned numbers orders
-    by both, and places that are all ones, behind every entry, read as id -1 with probability 0.
+    by both. A place of all ones stands behind every entry and reads as id -1 with probability 0; an id of -1 makes one.
     """
     run_starts_mask = np.ones(receivers_PK.shape, np.bool_)
     np.not_equal(receivers_PK[:, 1:], receivers_PK[:, :-1], out=run_starts_mask[:, 1:])
     starts = np.flatnonzero(run_starts_mask)
     sums_PK = np.zeros(receivers_PK.shape, np.float32)
-    if len(starts):
-        sums_PK.ravel()[starts] = np.add.reduceat(probs_PK.ravel(), starts)
+    sums_PK.ravel()[starts] = np.add.reduceat(probs_PK.ravel(), starts)
     keys_PK = (~sums_PK.view(np.uint32)).astype(np.uint64)
     keys_PK <<= np.uint64(32)
-    keys_PK |= receivers_PK.view(np.uint64)
-    keys_PK[(receivers_PK == beyond) | ~run_starts_mask] = np.iinfo(np.uint64).max
+    keys_PK |= np.where(run_starts_mask, receivers_PK, UNMAPPED).view(np.uint64)
     keys_PK.sort(axis=1)
     ids_PK = keys_PK.astype(np.uint32).view(np.int32)
     keys_PK >>= np.uint64(32)

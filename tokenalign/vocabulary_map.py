@@ -50,13 +50,12 @@ class VocabularyMap:
     """The receiver's id of each source id; read-only, made once per ordered pair of tables.
 
     to_b: int32 [A], -1 (UNMAPPED) for a source token without a counterpart. match: uint8 [A], a Match each.
-    hole_count: source ids that stand for nothing. width_b: B. prefix: the rule that was used, see `of`.
+    hole_count: source ids that stand for nothing. prefix: the rule that was used, see `of`.
     """
 
     to_b: npt.NDArray[np.int32]
     match: npt.NDArray[np.uint8]
     hole_count: int
-    width_b: int
     prefix: Literal["longest", "encoder"]
 
     @classmethod
@@ -101,7 +100,7 @@ class VocabularyMap:
                 to_b[ends_a], match[ends_a] = min(ends_b), Match.EQUAL
         for array in (to_b, match):
             array.setflags(write=False)
-        return cls(to_b=to_b, match=match, hole_count=table_a.hole_count, width_b=len(table_b), prefix=prefix)
+        return cls(to_b=to_b, match=match, hole_count=table_a.hole_count, prefix=prefix)
 
     def __len__(self) -> int:
         """A, holes included."""
@@ -132,14 +131,23 @@ def _by_bytes(table_a: TokenTable, table_b: TokenTable, encoder: Encoder | None)
     longest = max(map(len, ids_b), default=0)
     to_b = np.array([ids_b.get(token, UNMAPPED) for token in spelled_a], np.int32)
     match = np.where(to_b == UNMAPPED, Match.NONE, Match.EQUAL).astype(np.uint8)
-    for token_id in np.flatnonzero(to_b == UNMAPPED).tolist():
-        token = spelled_a[token_id]
-        begun = _begun_by(encoder, token, spelled_b) if encoder else b""
-        lengths = range(len(begun) or min(len(token), longest), 0, -1)
-        found = next((ids_b[token[:length]] for length in lengths if token[:length] in ids_b), UNMAPPED)
-        if found != UNMAPPED:
-            to_b[token_id], match[token_id] = found, Match.PREFIX
+    others = np.flatnonzero(to_b == UNMAPPED)
+    begun = [_begun_by(encoder, spelled_a[token_id], spelled_b) if encoder else 0 for token_id in others.tolist()]
+    to_b[others] = [
+        _longest_prefix(spelled_a[token_id], ids_b, most or longest)
+        for token_id, most in zip(others.tolist(), begun, strict=True)
+    ]
+    match[others[to_b[others] != UNMAPPED]] = Match.PREFIX
     return to_b, match
+
+
+def _longest_prefix(token: bytes, ids_b: dict[bytes, int], most: int) -> int:
+    """The id of the longest token of at most so many bytes that this one begins with."""
+    for length in range(min(len(token), most), 0, -1):
+        found = ids_b.get(token[:length])
+        if found is not None:
+            return found
+    return UNMAPPED
 
 
 def _spellings(table: TokenTable) -> list[bytes]:
@@ -158,11 +166,11 @@ def _ids_by_bytes(table: TokenTable, spelled: list[bytes]) -> dict[bytes, int]:
     return ids
 
 
-def _begun_by(encoder: Encoder, token: bytes, spelled_b: list[bytes]) -> bytes:
-    """What the receiver's first token spells when it writes the source's, nothing where that is not its beginning."""
+def _begun_by(encoder: Encoder, token: bytes, spelled_b: list[bytes]) -> int:
+    """How many bytes the receiver's first token spells when it writes the source's, 0 where that is not its beginning."""
     try:
         ids = encoder.encode(token)
     except TextError:
-        return b""
+        return 0
     begun = spelled_b[ids[0]] if len(ids) else b""
-    return begun if token.startswith(begun) else b""
+    return len(begun) if token.startswith(begun) else 0
