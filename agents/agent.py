@@ -205,6 +205,7 @@ class Agent:
         await self._publish(scored, step)
         gathered = await self._feed.gather(step, [group.prompt.id for group in scored], self._parts.rule.wants(scored))
         rng = np.random.default_rng([self._seed, step])
+        self._parts.receiver.check_sampled(scored, np.random.default_rng([self._seed, step, 1]))
         shared = await self._parts.rule.share(scored, gathered.experience, step=step, steps=self._loop.steps, rng=rng)
         return scored, gathered, shared
 

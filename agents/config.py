@@ -23,6 +23,7 @@ __all__ = [
     "Sampling",
     "TaskConfig",
     "TinyPolicy",
+    "TranslationConfig",
     "WarmStart",
 ]
 
@@ -145,6 +146,24 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"`mix.{task}` must be > 0, got {share!r}")
 
 
+class TranslationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a peer's text may lose in the own tokenizer before it is refused; None for no limit.
+
+    max_lost_bytes: bytes of a text for which the vocabulary has no token. max_changed_bytes: bytes that the tokenizer's
+    normaliser rewrites. max_struct: share of own tokens that are cut otherwise than the peer's, 0 to 1.
+    checked_share: share of the own completions on which tokens that differ from the text's own encoding are counted.
+    """
+
+    max_lost_bytes: int | None = 0
+    max_changed_bytes: int | None = None
+    max_struct: float | None = None
+    checked_share: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_lost_bytes", "max_changed_bytes", ge=0, le=MANY)
+        check_range(self, "max_struct", "checked_share", ge=0, le=1)
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One agent. `[defaults]` in a run file sets any of these for all agents; `[agents.NAME]` wins over it.
 
@@ -159,6 +178,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sharing: SharingConfig = SGT()
     objective: Objective = Objective()
     sampling: Sampling = Sampling()
+    translation: TranslationConfig = TranslationConfig()
     warm_start: WarmStart = WarmStart()
     rewards: tuple[str, ...] = ("exact_match",)
     reward_weights: tuple[float, ...] | None = None

@@ -43,7 +43,7 @@ def rescue_line(rescue: Rescue) -> dict[str, object]:
     """One rescued prompt, with the peer's success in both tokenizations."""
     source, translation = rescue.source, rescue.translation
     content = len(translation.ids) - bool(source.finished)
-    shown = spans(source.text, source.token_ends, translation.ends[:content])
+    shown = spans(source.text, np.asarray(source.ends), translation.ends[:content])
     return {
         "peer": rescue.peer,
         "task": rescue.prompt.task,

@@ -7,22 +7,46 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from agents.config import TranslationConfig
 from agents.policies.tokenizer import PolicyTokenizer
 from agents.rewards.rewards import Rewards
-from agents.sharing.rule import PeerText
-from agents.types import Prompt
-from tokenalign import Residual, TokenAlignError, TooLongError, Translation, TranslationError, Translator
+from agents.types import Group, Prompt
+from tokenalign import (
+    Limits,
+    Residual,
+    TokenAlignError,
+    TooLongError,
+    Trace,
+    Translation,
+    TranslationError,
+    Translator,
+    noncanonical,
+)
+
+DEFAULTS = TranslationConfig()
 
 
 class PeerReceiver:
     """Implements agents.sharing.rule.Receiver, and keeps count of what translation cost since `take` was last called."""
 
-    def __init__(self, tokenizer: PolicyTokenizer, rewards: Rewards, *, max_completion_length: int) -> None:
-        self._translator = Translator(tokenizer.encoder, tokenizer.table, eos_id=tokenizer.eos_id)
+    def __init__(
+        self,
+        tokenizer: PolicyTokenizer,
+        rewards: Rewards,
+        *,
+        max_completion_length: int,
+        config: TranslationConfig = DEFAULTS,
+    ) -> None:
+        limits = Limits(
+            max_lost_bytes=config.max_lost_bytes, max_changed_bytes=config.max_changed_bytes, max_struct=config.max_struct
+        )
+        self._encoder = tokenizer.encoder
+        self._translator = Translator(tokenizer.encoder, eos_id=tokenizer.eos_id, limits=limits)
         self._table = tokenizer.table
         self._eos_id = tokenizer.eos_id
         self._rewards = rewards
         self._max_tokens = max_completion_length
+        self._checked_share = config.checked_share
         self.tokenizer_fingerprint = tokenizer.fingerprint
         self.reward_fingerprint = rewards.fingerprint
         self._residual = Residual()
@@ -33,24 +57,16 @@ class PeerReceiver:
         """Own rewards [N] on peers' texts."""
         return (await self._rewards.score(prompts, texts)).total
 
-    def translate(self, peer: PeerText) -> Translation:
-        """Own ids for a peer's text, ending in the own end-of-sequence token iff the peer's text ended by itself."""
-        try:
-            translation = self._translator.translate(
-                peer.text,
-                peer.token_ends,
-                finished=peer.finished,
-                source_has_eos=peer.has_eos,
-                max_tokens=self._max_tokens,
-            )
-        except TokenAlignError as error:
+    def translate(self, peers: Sequence[Trace]) -> Translation:
+        """Own ids for peers' texts, ending in the own end-of-sequence token iff the peer's text ended by itself."""
+        translation = self._translator.translate_batch(peers, max_tokens=self._max_tokens)
+        for error in translation.errors.values():
             self._refuse(error)
-            raise
         self._residual += translation.residual
-        self._tokens_in += len(peer.token_ends)
+        self._tokens_in += 0 if translation.alignment is None else len(translation.alignment.ends_a)
         return translation
 
-    def adopt(self, peer: PeerText, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def adopt(self, peer: Trace, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The sampled ids of a peer with the own tokenizer, checked against its text and the own limits."""
         try:
             content = ids[:-1] if peer.has_eos else ids
@@ -62,26 +78,54 @@ class PeerReceiver:
         except TokenAlignError as error:
             self._refuse(error)
             raise
-        self._residual += Residual(n_tokens=len(adopted), n_exact=len(adopted), n_groups=len(adopted))
+        n_tokens, n_bytes = len(adopted), len(peer.text)
+        self._residual += Residual(
+            n_tokens=n_tokens,
+            n_exact=n_tokens,
+            n_groups=n_tokens,
+            one_to_one=n_tokens,
+            n_bytes=n_bytes,
+            exact_bytes=n_bytes,
+        )
         self._tokens_in += len(ids)
         return adopted
 
+    def check_sampled(self, groups: Sequence[Group], rng: np.random.Generator) -> None:
+        """Count, on a share of the own completions, the sampled tokens that are not those of the text's own encoding."""
+        for group in groups:
+            for completion in group.completions:
+                if rng.random() < self._checked_share:
+                    self._residual += noncanonical(self._encoder, completion.ids, has_eos=completion.has_eos)
+
     def _refuse(self, error: TokenAlignError) -> None:
         self._refused += 1
-        if isinstance(error, TranslationError):
-            self._residual += Residual(text_bytes=error.text_bytes)
+        if isinstance(error, TranslationError) and error.residual is not None:
+            self._residual += Residual(changed_bytes=error.residual.changed_bytes, lost_bytes=error.residual.lost_bytes)
 
     def take(self) -> dict[str, float]:
-        """Metrics `thl/*` since the last call."""
+        """Metrics `thl/*` since the last call; those of the comparison only where something was compared."""
         residual = self._residual
-        metrics = {"thl/refused": float(self._refused), "thl/text_bytes_changed": float(residual.text_bytes)}
+        metrics = {
+            "thl/refused": float(self._refused),
+            "thl/text_bytes_changed": float(residual.changed_bytes),
+            "thl/text_bytes_lost": float(residual.lost_bytes),
+        }
         if residual.n_tokens:
             metrics |= {
                 "thl/tokens_in": float(self._tokens_in),
                 "thl/tokens_out": float(residual.n_tokens),
                 "thl/aligned_fraction": residual.n_exact / residual.n_tokens,
                 "thl/residual": residual.struct,
+                "thl/residual_bytes": residual.struct_bytes,
+                "thl/tangled_spans": float(residual.tangled),
                 "thl/tail_bytes": float(residual.tail_bytes),
+                "thl/tail_tokens": float(residual.tail_tokens),
+                "thl/role_tokens": float(residual.role_tokens),
+                "thl/seam_bytes": float(residual.seam_bytes),
             }
+        if residual.logprob:
+            metrics["thl/residual_logprob"] = residual.struct_logprob
+        if residual.checked_tokens:
+            metrics["thl/noncanonical"] = residual.noncanonical
         self._residual, self._refused, self._tokens_in = Residual(), 0, 0
         return metrics

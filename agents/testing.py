@@ -10,10 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from agents.sharing.rule import PeerText
 from agents.types import Completion, Group, Prompt
 from exchange.types import Message, PromptId, Version
-from tokenalign import Translation, Translator
+from tokenalign import Trace, Translation, Translator
 
 
 class BigramLM(nn.Module):
@@ -68,18 +67,23 @@ class ScriptedReceiver:
         self.verified += texts
         return np.array([self._judge(*pair) for pair in zip(prompts, texts, strict=True)], dtype=np.float32)
 
-    def adopt(self, peer: PeerText, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def adopt(self, peer: Trace, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         return ids
 
-    def translate(self, peer: PeerText) -> Translation:
-        if self._translator is None:
+    def translate(self, peers: Sequence[Trace]) -> Translation:
+        if self._translator is not None:
+            return self._translator.translate_batch(peers, max_tokens=self._max_tokens)
+        if peers:
             raise AssertionError("this test does not expect a translation")
-        return self._translator.translate(
-            peer.text,
-            peer.token_ends,
-            finished=peer.finished,
-            source_has_eos=peer.has_eos,
-            max_tokens=self._max_tokens,
+        nothing = np.empty(0, dtype=np.int64)
+        return Translation(
+            ids=nothing.astype(np.int32),
+            ends=nothing,
+            cu=np.zeros(1, dtype=np.int64),
+            alignment=None,
+            span_logprobs=None,
+            mask=None,
+            residuals=[],
         )
 
 

@@ -107,7 +107,12 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
         started = time.perf_counter()
         loss = warm_start(policy, config.warm_start, tasks, seed=run.seed)
         logger.info("warm start: loss %.4f after %.1f s", loss, time.perf_counter() - started)
-    receiver = PeerReceiver(policy.tokenizer, rewards, max_completion_length=config.sampling.max_completion_length)
+    receiver = PeerReceiver(
+        policy.tokenizer,
+        rewards,
+        max_completion_length=config.sampling.max_completion_length,
+        config=config.translation,
+    )
     return Parts(
         policy=policy,
         sampler=sampler,

@@ -16,7 +16,7 @@ from tokenalign.errors import (
     TooLongError,
     TranslationError,
 )
-from tokenalign.residual import Residual
+from tokenalign.residual import Residual, noncanonical
 from tokenalign.show import Span, show, spans
 from tokenalign.table import TokenKind, TokenTable
 from tokenalign.trace import Trace, fork_points, split_segments
@@ -47,6 +47,7 @@ __all__ = [
     "align_batch",
     "fork_points",
     "mean_over_bytes",
+    "noncanonical",
     "project_labels",
     "project_mask",
     "show",

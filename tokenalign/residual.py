@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenalign.align import NO_GROUP, Alignment, sizes_of_groups, widths
+from tokenalign.align import NO_GROUP, Alignment, align, first_of_groups, sizes_of_groups, widths
+from tokenalign.encoder import Encoder
+from tokenalign.raw_bytes import spell_bytes, whole_characters
 from tokenalign.topk import TopKMass
 
 
@@ -77,6 +79,23 @@ class Residual:
 
     def __add__(self, other: Residual) -> Residual:
         return Residual(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+
+def noncanonical(encoder: Encoder, ids: npt.NDArray[np.int32], *, has_eos: bool) -> Residual:
+    """How many of the ids [A] that a model sampled are not those that its tokenizer gives to their text.
+
+    encoder: of the model's own tokenizer. has_eos: the last id is the end-of-sequence token, which is left out, as bytes
+    are behind the last whole character.
+    """
+    content = ids[: len(ids) - has_eos]
+    text = whole_characters(encoder.table.bytes_of(content))
+    canonical = spell_bytes(encoder, [text])
+    ends = encoder.table.ends(content)
+    checked = content[ends <= len(text)]
+    alignment = align(ends[: len(checked)], canonical.ends, open_end=True)
+    same = alignment.exact_b & ~canonical.changed_mask
+    twin = checked[first_of_groups(alignment.group_a)[alignment.group_b[same]]]
+    return Residual(checked_tokens=len(checked), noncanonical_tokens=len(checked) - int((twin == canonical.ids[same]).sum()))
 
 
 def structure(alignment: Alignment, span_logprobs: npt.NDArray[np.float64] | None) -> dict[str, list[Any]]:

@@ -55,8 +55,8 @@ class PolicyTokenizer:
         self.hf = tokenizer
         self._backend = backend
         self._prompt_format = prompt_format
-        self.encoder = Encoder(backend)
         self.table = TokenTable.from_tokenizer(backend, vocab_size=vocab_size)
+        self.encoder = Encoder(backend, table=self.table)
         self.fingerprint = self.table.fingerprint
         self._control_tokens = tuple(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
         self._adds_bos = self._puts_bos_before_text()

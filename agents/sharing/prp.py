@@ -31,11 +31,11 @@ from agents.config import Objective
 from agents.rows import Row, Spans, Stream, own_rows
 from agents.sharing.config import PRP
 from agents.sharing.isolated import rewards_of
-from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Shared, newest_of_each_peer
+from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
 from agents.sharing.texts import unpack
 from agents.types import Group
 from exchange.types import Kind, PromptId, RolloutGroup
-from tokenalign import TokenAlignError, sum_spans
+from tokenalign import TokenAlignError, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +108,13 @@ class PRPRule:
         newest = newest_of_each_peer(experience, RolloutGroup)
         offered = [(record, index, text) for record in newest for index, text in enumerate(unpack(record))]
         most = self._most_peer_rows(group)
+        order = [offered[int(chosen)] for chosen in rng.permutation(len(offered))]
+        if self._objective.mask_truncated_completions:
+            order = [each for each in order if each[2].finished]
         kept: list[_PeerRow] = []
-        for chosen in rng.permutation(len(offered)):
-            if len(kept) == most:
-                break
-            record, index, text = offered[int(chosen)]
-            if self._objective.mask_truncated_completions and not text.finished:
-                continue
-            # A refusal is counted by the receiver; the next row is drawn.
-            with contextlib.suppress(TokenAlignError):
-                kept.append(self._translate(record, index, text))
+        while order and len(kept) < most:
+            drawn, order = order[: most - len(kept)], order[most - len(kept) :]
+            kept += self._translate(drawn)
         return kept
 
     def _most_peer_rows(self, group: Group) -> int:
@@ -128,17 +125,27 @@ class PRPRule:
         share = Fraction(self._config.max_peer_share).limit_denominator(1000)
         return int(int(present.sum()) * share / (1 - share))
 
-    def _translate(self, record: RolloutGroup, index: int, text: PeerText) -> _PeerRow:
+    def _translate(self, drawn: Sequence[tuple[RolloutGroup, int, Trace]]) -> list[_PeerRow]:
+        """Those rows that the receiver can hold; it counts the ones that it refuses."""
+        rows: list[_PeerRow] = []
+        foreign = [trace for record, _, trace in drawn if record.tokenizer != self._receiver.tokenizer_fingerprint]
+        translated = self._receiver.translate(foreign)
+        numbers = iter(range(len(foreign)))
+        for record, index, trace in drawn:
+            with contextlib.suppress(TokenAlignError):
+                if record.tokenizer == self._receiver.tokenizer_fingerprint:
+                    rows.append(self._adopt(record, index, trace))
+                else:
+                    own = translated[next(numbers)]
+                    assert own.alignment is not None and own.span_logprobs is not None
+                    spans = Spans(span=own.alignment.group_b, logprobs=own.span_logprobs)
+                    rows.append(_PeerRow(text=trace.text, ids=own.ids, spans=spans))
+        return rows
+
+    def _adopt(self, record: RolloutGroup, index: int, trace: Trace) -> _PeerRow:
         stop = int(record.token_counts[: index + 1].sum())
-        start = stop - int(record.token_counts[index])
-        logprobs = record.logprobs[start:stop].astype(np.float64)
-        if record.tokenizer == self._receiver.tokenizer_fingerprint:
-            ids = self._receiver.adopt(text, record.ids[start:stop])
-            span = np.arange(len(ids), dtype=np.int32)
-            span[len(logprobs) :] = -1
-            spans = Spans(span=span, logprobs=logprobs)
-            return _PeerRow(text=text.text, ids=ids, spans=spans)
-        translation = self._receiver.translate(text)
-        assert translation.alignment is not None
-        spans = Spans(span=translation.alignment.group_b, logprobs=sum_spans(logprobs, translation.alignment))
-        return _PeerRow(text=text.text, ids=translation.ids, spans=spans)
+        ids = self._receiver.adopt(trace, record.ids[stop - int(record.token_counts[index]) : stop])
+        logprobs = np.asarray(trace.logprobs, np.float64)
+        span = np.arange(len(ids), dtype=np.int32)
+        span[len(logprobs) :] = -1
+        return _PeerRow(text=trace.text, ids=ids, spans=Spans(span=span, logprobs=logprobs))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from agents.rows import Row
 from agents.types import Group, Prompt
 from exchange.types import AgentName, GroupRewards, Kind, PromptId, RolloutGroup, VerifiedSuccesses
-from tokenalign import Translation
+from tokenalign import Trace, Translation
 
 PeerExperience = GroupRewards | VerifiedSuccesses | RolloutGroup
 Peers = Mapping[PromptId, Sequence[PeerExperience]]
@@ -35,16 +35,6 @@ def newest_of_each_peer(experience: Sequence[PeerExperience], kind: type[E]) -> 
     return [newest[agent] for agent in sorted(newest)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerText:
-    """One peer completion as text: its bytes, the source's token ends in it, and whether it ended by itself."""
-
-    text: bytes
-    token_ends: npt.NDArray[np.int32]
-    finished: bool
-    has_eos: bool
-
-
 class Receiver(Protocol):
     """What a rule may ask of the agent that it works for."""
 
@@ -58,15 +48,16 @@ class Receiver(Protocol):
         """Score peers' texts [N] with the receiver's own reward functions, NaN where they abstain."""
         ...
 
-    def adopt(self, peer: PeerText, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def adopt(self, peer: Trace, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The sampled ids of a peer with the receiver's own tokenizer, checked; a TokenAlignError as in `translate`.
 
         Ends in the receiver's own end-of-sequence token iff the peer's text ended by itself.
         """
         ...
 
-    def translate(self, peer: PeerText) -> Translation:
-        """Receiver ids for a peer's text; a TokenAlignError when they cannot be had exactly or are too many."""
+    def translate(self, peers: Sequence[Trace]) -> Translation:
+        """Receiver ids for peers' texts; those that lose more than the receiver allows, or are too long, are left empty,
+        and taking one of them from the result raises its TokenAlignError."""
         ...
 
 
@@ -76,7 +67,7 @@ class Rescue:
 
     peer: AgentName
     prompt: Prompt
-    source: PeerText
+    source: Trace
     translation: Translation
 
 

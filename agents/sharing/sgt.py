@@ -26,13 +26,13 @@ from agents.config import Objective
 from agents.rows import Row, Stream, own_rows
 from agents.sharing.config import SGT
 from agents.sharing.isolated import own_advantages, rewards_of
-from agents.sharing.rule import PeerExperience, Peers, PeerText, Receiver, Rescue, Shared
+from agents.sharing.rule import PeerExperience, Peers, Receiver, Rescue, Shared
 from agents.sharing.texts import unpack
 from agents.types import Group
 from exchange.types import AgentName, Kind, PromptId, VerifiedSuccesses
-from tokenalign import TokenAlignError
+from tokenalign import TokenAlignError, Trace
 
-Candidate = tuple[AgentName, PeerText]
+Candidate = tuple[AgentName, Trace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def draw_order(experience: Sequence[PeerExperience], rng: np.random.Generator) -
 
     The first entry is uniform over peers, then within; a peer that is drawn again offers its next success.
     """
-    by_peer: dict[AgentName, list[PeerText]] = {}
+    by_peer: dict[AgentName, list[Trace]] = {}
     for record in experience:
         if isinstance(record, VerifiedSuccesses):
             by_peer.setdefault(record.agent, []).extend(unpack(record))
@@ -145,13 +145,13 @@ class SGTRule:
             return {}
         prompts = [self._open[key].group.prompt for key in drawn]
         rewards = await self._receiver.verify(prompts, [source.text for _, source in drawn.values()])
+        offered = zip(prompts, rewards, drawn.values(), strict=True)
+        verified = [(prompt, *candidate) for prompt, reward, candidate in offered if reward >= self._config.threshold]
+        counters["rescues/unverified"] += len(drawn) - len(verified)
+        translated = self._receiver.translate([source for _, _, source in verified])
         rescues: dict[PromptId, Rescue] = {}
-        for prompt, reward, (peer, source) in zip(prompts, rewards, drawn.values(), strict=True):
-            if not reward >= self._config.threshold:
-                counters["rescues/unverified"] += 1
-                continue
+        for index, (prompt, peer, source) in enumerate(verified):
             # A refusal is counted by the receiver; the next success is drawn.
             with contextlib.suppress(TokenAlignError):
-                translation = self._receiver.translate(source)
-                rescues[prompt.id] = Rescue(peer=peer, prompt=prompt, source=source, translation=translation)
+                rescues[prompt.id] = Rescue(peer=peer, prompt=prompt, source=source, translation=translated[index])
         return rescues

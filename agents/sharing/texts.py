@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agents.sharing.rule import PeerText
 from exchange.types import RolloutGroup, VerifiedSuccesses
+from tokenalign import Trace
 
 
-def unpack(record: VerifiedSuccesses | RolloutGroup) -> Sequence[PeerText]:
+def unpack(record: VerifiedSuccesses | RolloutGroup) -> Sequence[Trace]:
     """The record's completions, in order. Its lengths agree: the record's own constructor saw to it."""
     texts = record.texts.tobytes()
     text_ends = np.cumsum(record.text_lengths, dtype=np.int64)
@@ -21,13 +21,15 @@ def unpack(record: VerifiedSuccesses | RolloutGroup) -> Sequence[PeerText]:
     for index in range(len(text_ends)):
         start = int(text_ends[index - 1]) if index else 0
         token_start = int(token_bounds[index - 1]) if index else 0
-        ends = record.token_ends[token_start : int(token_bounds[index])]
+        own = slice(token_start, int(token_bounds[index]))
+        ends = record.token_ends[own]
         unpacked.append(
-            PeerText(
+            Trace(
                 text=texts[start : int(text_ends[index])],
-                token_ends=ends,
+                ends=ends,
                 finished=finished[index],
                 has_eos=isinstance(record, RolloutGroup) and finished[index] and _ends_in_zero_width(ends),
+                logprobs=record.logprobs[own] if isinstance(record, RolloutGroup) else None,
             )
         )
     return unpacked

@@ -37,7 +37,11 @@ _COUNTERS: tuple[tuple[str, str, Reduce], ...] = (
     ("thl/tokens_in", "peer tokens translated", _sum),
     ("thl/tokens_out", "own tokens that they became", _sum),
     ("thl/residual", "tokens cut differently, mean share (residual)", _share),
+    ("thl/residual_logprob", "of the log-prob in spans, mean share", _share),
     ("thl/refused", "peer texts refused in translation", _sum),
+    ("thl/text_bytes_changed", "bytes that the own normaliser rewrote", _sum),
+    ("thl/text_bytes_lost", "bytes that the own vocabulary lacks", _sum),
+    ("thl/noncanonical", "sampled tokens that the own encoder would cut otherwise, mean share", _share),
     ("sample/staleness_mean", "lag of peer rows, mean versions", _mean),
 )
 

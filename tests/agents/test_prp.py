@@ -14,7 +14,7 @@ from agents.sharing.rule import Shared
 from agents.testing import ScriptedReceiver, make_group, make_prompt
 from agents.types import Group, Prompt
 from exchange.types import AgentName, Message, RolloutGroup, Version
-from tokenalign import Encoder, TokenTable, Translator
+from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer
 
 PLAIN = Objective(scale_rewards="none")
@@ -59,7 +59,7 @@ def judge(prompt: Prompt, text: bytes) -> float:
 
 def make_rule(config: PRP | None = None, objective: Objective = PLAIN, max_tokens: int = 64) -> PRPRule:
     tokenizer = char_tokenizer()
-    translator = Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
+    translator = Translator(Encoder(tokenizer), eos_id=EOS_ID)
     return PRPRule(config or PRP(), objective, ScriptedReceiver(judge, translator, max_tokens=max_tokens))
 
 

@@ -69,7 +69,7 @@ def test_successes_are_the_finished_and_rewarded_ones_without_their_end_tokens()
     (record,) = producer("successes").records(MIXED)
     assert isinstance(record, VerifiedSuccesses)
     texts = unpack(record)
-    assert [(each.text, each.token_ends.tolist(), each.has_eos) for each in texts] == [
+    assert [(each.text, np.asarray(each.ends).tolist(), each.has_eos) for each in texts] == [
         (b"abc", [2, 3], False),
         (b"de", [2], False),
     ]

@@ -13,13 +13,13 @@ from agents.sharing.sgt import SGTRule, draw_order
 from agents.testing import ScriptedReceiver, make_group, make_prompt
 from agents.types import Group, Prompt
 from exchange.types import AgentName, PromptId, VerifiedSuccesses, Version
-from tokenalign import Encoder, TokenTable, Translator
+from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer, id_of
 
 
 def translator() -> Translator:
     tokenizer = char_tokenizer()
-    return Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
+    return Translator(Encoder(tokenizer), eos_id=EOS_ID)
 
 
 def successes(*texts: bytes, agent: str = "beta", key: str = "p0", step: int = 0) -> VerifiedSuccesses:

@@ -16,7 +16,7 @@ from agents.sharing.config import PRP, SGT, Isolated, SharingConfig
 from agents.sharing.sgt import SGTRule
 from agents.testing import BigramLM, ScriptedReceiver, make_group, make_prompt
 from exchange.types import AgentName, VerifiedSuccesses, Version
-from tokenalign import Encoder, TokenTable, Translator
+from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer
 
 PLAIN = LearnerSettings(
@@ -105,7 +105,7 @@ def test_weights_decay_by_learning_rate_times_weight_decay() -> None:
 
 async def test_a_late_rescue_has_the_lambda_of_the_step_in_which_it_happens() -> None:
     tokenizer = char_tokenizer()
-    translator = Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
+    translator = Translator(Encoder(tokenizer), eos_id=EOS_ID)
     rule = SGTRule(SGT(lambda_=1.0, lambda_final=0.0), Objective(), ScriptedReceiver(lambda prompt, text: 1.0, translator))
     prompt = make_prompt()
     rng = np.random.default_rng(0)

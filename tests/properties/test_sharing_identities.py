@@ -29,7 +29,7 @@ from agents.sharing.xgrpo import shared_baseline_advantages
 from agents.testing import BigramLM, ScriptedReceiver, make_group, make_prompt
 from agents.types import Group
 from exchange.types import AgentName, Message, RolloutGroup, VerifiedSuccesses, Version
-from tokenalign import Encoder, TokenTable, Translator
+from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer
 
 EOS = 0
@@ -264,7 +264,7 @@ def successes(agent: str, count: int) -> VerifiedSuccesses:
 
 async def test_sgt_differs_from_grpo_on_the_rescue_set_only_and_that_set_has_its_stated_probability() -> None:
     tokenizer = char_tokenizer()
-    translator = Translator(Encoder(tokenizer), TokenTable.from_tokenizer(tokenizer), eos_id=EOS_ID)
+    translator = Translator(Encoder(tokenizer), eos_id=EOS_ID)
     receiver = ScriptedReceiver(lambda prompt, text: 1.0, translator)
     own_size, peer_sizes, p_n, p_m = 2, {"beta": 2, "gamma": 1}, 0.3, {"beta": 0.2, "gamma": 0.6}
     owners = ["own"] * own_size + [peer for peer, size in peer_sizes.items() for _ in range(size)]

@@ -194,8 +194,11 @@ def test_offsets_beyond_32_bits() -> None:
     assert alignment.group_ends.tolist() == [shift + 4]
 
 
+Row = tuple[list[int], list[int], bool, bool, bool]
+
+
 @st.composite
-def batches(draw: st.DrawFn) -> list[tuple[list[int], list[int], bool, bool, bool]]:
+def batches(draw: st.DrawFn) -> list[Row]:
     """Texts with and without end-of-sequence tokens, open ends and empty texts among them."""
     rows = []
     for ends_a, ends_b, eos_a, eos_b in draw(st.lists(segmentations(), max_size=6)):
@@ -205,16 +208,16 @@ def batches(draw: st.DrawFn) -> list[tuple[list[int], list[int], bool, bool, boo
     return rows
 
 
-def align_rows(rows: list[tuple[list[int], list[int], bool, bool, bool]]) -> Alignment:
-    cu_a, cu_b = (np.cumsum([0, *(len(row[side]) for row in rows)]) for side in (0, 1))
-    a, b = ([end for row in rows for end in row[side]] for side in (0, 1))
+def align_rows(rows: list[Row]) -> Alignment:
+    cu_a, cu_b = np.cumsum([0, *(len(row[0]) for row in rows)]), np.cumsum([0, *(len(row[1]) for row in rows)])
+    a, b = [end for row in rows for end in row[0]], [end for row in rows for end in row[1]]
     eos_a, eos_b, open_end = ([row[field] for row in rows] for field in (2, 3, 4))
     return align_batch(np.array(a, int), cu_a, np.array(b, int), cu_b, eos_a=eos_a, eos_b=eos_b, open_end=open_end)
 
 
 @QUICK
 @given(batches())
-def test_a_batch_is_its_texts_one_by_one(rows: list[tuple[list[int], list[int], bool, bool, bool]]) -> None:
+def test_a_batch_is_its_texts_one_by_one(rows: list[Row]) -> None:
     whole = align_rows(rows)
     for text, (ends_a, ends_b, eos_a, eos_b, is_open) in enumerate(rows):
         alone, part = align(ends_a, ends_b, eos_a=eos_a, eos_b=eos_b, open_end=is_open), whole[text]
@@ -226,12 +229,12 @@ def test_a_batch_is_its_texts_one_by_one(rows: list[tuple[list[int], list[int], 
 
 @QUICK
 @given(batches())
-def test_a_batch_shares_no_byte_between_texts(rows: list[tuple[list[int], list[int], bool, bool, bool]]) -> None:
+def test_a_batch_shares_no_byte_between_texts(rows: list[Row]) -> None:
     whole = align_rows(rows)
     overlaps = whole.overlaps
     text_of = [np.repeat(np.arange(len(rows)), np.diff(cu)) for cu in (whole.cu_a, whole.cu_b)]
     assert text_of[0][overlaps.token_a].tolist() == text_of[1][overlaps.token_b].tolist()
-    expected = [min((row[side] or [0])[-1] + row[side + 2] for side in (0, 1)) for row in rows]
+    expected = [min((a or [0])[-1] + eos_a, (b or [0])[-1] + eos_b) for a, b, eos_a, eos_b, _ in rows]
     shared = np.bincount(text_of[1][overlaps.token_b], weights=overlaps.bytes, minlength=len(rows))
     assert shared.tolist() == expected
     assert (overlaps.bytes > 0).all()
