@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,13 @@ class Speller:
         bytes."""
         if not len(ids):
             return 0, len(text)
-        reading = Reading(text=text, spelled=spelled, through=[0, *ends.tolist()], normalised=self._normalised)
+        reading = Reading(
+            text=text,
+            spelled=spelled,
+            through=[0, *ends.tolist()],
+            normalised=self._normalised,
+            complete=self._normalised(text) == spelled,
+        )
         changed = lost = 0
         for stretch in reading.stretches(self._proposed_cuts(text, ids)):
             tokens = slice(stretch.first, stretch.last)
@@ -130,8 +136,8 @@ class Speller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Tokens first to last (exclusive) and the bytes start to end that they stand for. explained: these bytes or their
-    normalised form are what the tokens spell."""
+    """Tokens first to last (exclusive) and the bytes start to end that they stand for. explained: the tokens spell these
+    bytes or their normalised form, or, in a text for which tokens are missing, the beginning of it."""
 
     first: int
     last: int
@@ -142,12 +148,14 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One text, what its tokens spell together, and through [T_i+1], where in that each token starts."""
+    """One text and what its tokens spell together. through: [T_i+1], where in that each token starts. complete: the
+    tokens spell the normalised text."""
 
     text: bytes
     spelled: bytes
     through: list[int]
     normalised: Callable[[bytes], bytes]
+    complete: bool
 
     def both(self, stretch: Stretch) -> tuple[bytes, bytes]:
         """The bytes of a stretch, and those of its tokens."""
@@ -157,33 +165,33 @@ class Reading:
     def stretches(self, cuts: list[tuple[int, int]]) -> list[Stretch]:
         """The text between those proposed cuts that bytes bear out.
 
-        Neighbours that are not explained are taken together. Where the tokens spell the normalised text none can be
-        missing, so that an unexplained stretch has a wrong border and grows; and tokens that spell something stand for
-        some text.
+        Neighbours that are not explained are taken together. In a complete text an unexplained stretch has a wrong border
+        and grows until it is explained, as any does that holds no text at all.
         """
         found: list[Stretch] = []
-        for (first, start), (last, end) in pairwise(cuts):
-            stretch = self._judged(first, last, start, end)
-            while found and not stretch.explained and not found[-1].explained:
-                left = found.pop()
-                stretch = self._judged(left.first, last, left.start, end)
-            found.append(stretch)
-        complete = self.normalised(self.text) == self.spelled
-        at = 0
+        proposed = [self._judged(first, last, start, end) for (first, start), (last, end) in pairwise(cuts)]
+        for explained, run in groupby(proposed, lambda stretch: stretch.explained):
+            members = list(run)
+            found += members if explained else [self._joined(members)]
+        at, reach = 0, 1
         while at < len(found):
             stretch = found[at]
-            if len(found) == 1 or stretch.explained or (not complete and stretch.start < stretch.end):
-                at += 1
+            if len(found) == 1 or stretch.explained or (not self.complete and stretch.start < stretch.end):
+                at, reach = at + 1, 1
                 continue
-            at, right = max(at - 1, 0), found[min(at + 1, len(found) - 1)]
-            left = found[at]
-            found[at : found.index(right) + 1] = [self._judged(left.first, right.last, left.start, right.end)]
+            grown = slice(max(at - reach, 0), at + reach + 1)
+            found[grown] = [self._joined(found[grown])]
+            at, reach = grown.start, 2 * reach
         return [part for stretch in found for part in self._trimmed(stretch)]
+
+    def _joined(self, run: list[Stretch]) -> Stretch:
+        return self._judged(run[0].first, run[-1].last, run[0].start, run[-1].end)
 
     def _judged(self, first: int, last: int, start: int, end: int) -> Stretch:
         own = self.spelled[self.through[first] : self.through[last]]
         piece = self.text[start:end]
-        explained = piece == own or self.normalised(piece) == own
+        wanted = piece if piece == own else self.normalised(piece)
+        explained = wanted == own or (not self.complete and own != b"" and wanted.startswith(own))
         return Stretch(first=first, last=last, start=start, end=end, explained=explained)
 
     def _trimmed(self, stretch: Stretch) -> list[Stretch]:
