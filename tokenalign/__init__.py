@@ -10,6 +10,7 @@ from tokenalign.encoder import Encoder
 from tokenalign.errors import (
     AlignmentError,
     RoleError,
+    SourceError,
     TableError,
     TextError,
     TokenAlignError,
@@ -18,20 +19,29 @@ from tokenalign.errors import (
 )
 from tokenalign.residual import Residual, noncanonical
 from tokenalign.show import Span, show, spans
+from tokenalign.sources import open_roles, open_tokenizer
+from tokenalign.spelling import Spelled
 from tokenalign.table import TokenKind, TokenTable
+from tokenalign.topk import MappedRows, TopKMass, comparable, map_topk
 from tokenalign.trace import Trace, fork_points, split_segments
 from tokenalign.transfer import Split, mean_over_bytes, project_labels, project_mask, split_spans, straddling, sum_spans
 from tokenalign.translate import Limits, Translation, Translator
+from tokenalign.vocabulary_map import Coverage, Match, VocabularyMap
 
 __all__ = [
     "NO_GROUP",
     "Alignment",
     "AlignmentError",
+    "Coverage",
     "Encoder",
     "Limits",
+    "MappedRows",
+    "Match",
     "Residual",
     "RoleError",
+    "SourceError",
     "Span",
+    "Spelled",
     "Split",
     "TableError",
     "TextError",
@@ -39,15 +49,21 @@ __all__ = [
     "TokenKind",
     "TokenTable",
     "TooLongError",
+    "TopKMass",
     "Trace",
     "Translation",
     "TranslationError",
     "Translator",
+    "VocabularyMap",
     "align",
     "align_batch",
+    "comparable",
     "fork_points",
+    "map_topk",
     "mean_over_bytes",
     "noncanonical",
+    "open_roles",
+    "open_tokenizer",
     "project_labels",
     "project_mask",
     "show",
