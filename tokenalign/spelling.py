@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import AnyStr
 
 import numpy as np
 import numpy.typing as npt
@@ -103,9 +104,10 @@ class Speller:
             ends[stretch.last - 1] = stretch.end
             changed_mask[tokens] = True
             wanted = self._normalised(piece)
-            missing = min(max(_differing_bytes(wanted, own), wanted != own), len(piece))
+            missing = min(max(len(_differing(wanted, own)), wanted != own), len(piece))
+            rewritten = len(_differing(piece.decode(), wanted.decode()).encode())
             lost += missing
-            changed += len(piece) - missing if wanted != piece else 0
+            changed += min(max(rewritten, wanted != piece), len(piece) - missing)
         return changed, lost
 
     def _normalised(self, text: bytes) -> bytes:
@@ -230,13 +232,13 @@ class Reading:
         return offset < len(self.text) and self.text[offset] & 0xC0 == 0x80
 
 
-def _differing_bytes(wanted: bytes, own: bytes) -> int:
-    """Bytes of `wanted` between what the two have in common at the start and at the end."""
-    head = _common(wanted, own)
-    return len(wanted) - head - _common(wanted[head:][::-1], own[head:][::-1])
+def _differing(before: AnyStr, after: AnyStr) -> AnyStr:
+    """What of `before` is between that which the two have in common at the start and at the end."""
+    head = _common(before, after)
+    return before[head : len(before) - _common(before[head:][::-1], after[head:][::-1])]
 
 
-def _common(left: bytes, right: bytes) -> int:
-    """Bytes that two strings have in common from the start."""
+def _common(left: AnyStr, right: AnyStr) -> int:
+    """Characters or bytes that two strings have in common from the start."""
     same = [a == b for a, b in zip(left, right, strict=False)]
     return same.index(False) if False in same else len(same)

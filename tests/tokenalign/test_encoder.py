@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from tokenalign import Encoder, TextError, TokenKind, TokenTable
+from tokenalign import Encoder, TableError, TextError, TokenKind, TokenTable
 from tokenalign.testing import (
     SPECIALS,
     THINK,
@@ -21,7 +21,7 @@ from tokenalign.testing import (
     unigram_tokenizer,
 )
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=20, deadline=None)
 TABLES = {name: TokenTable.from_tokenizer(build()) for name, build in TOY_TOKENIZERS.items()}
 ENCODERS = {name: Encoder(build()) for name, build in TOY_TOKENIZERS.items()}
 # Added ids, the unknown token excepted: it is what a vocabulary without the character gives.
@@ -41,7 +41,10 @@ def test_no_text_becomes_a_special_or_added_token(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("spelling", [*SPECIALS, THINK, f"a {THINK} b", f"{THINK}{THINK}"])
+@pytest.mark.parametrize(
+    "spelling",
+    [*SPECIALS, THINK, "<|endoftext|>", "</think>", "<|im_start|>user", "<s>", "<0x41>", f"a {THINK} b", f"{THINK}{THINK}"],
+)
 def test_look_alikes_are_spelled_out(kind: str, spelling: str) -> None:
     ids = ENCODERS[kind].encode(spelling.encode())
     assert TABLES[kind].bytes_of(ids) == spelling.encode()
@@ -112,8 +115,47 @@ def test_a_normaliser_in_a_sequence_stays() -> None:
     assert TokenTable.from_tokenizer(tokenizer).bytes_of(ids) == "é".encode()
 
 
-def test_threads_give_the_serial_results() -> None:
-    jobs = [f"hello there {n} 世界".encode() for n in range(200)]
-    serial = [ENCODERS["spm_bpe"].encode(job).tolist() for job in jobs]
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_give_the_serial_results(kind: str) -> None:
+    """T21."""
+    encoder = ENCODERS[kind]
+    jobs = [f"hello there {n} |".encode() for n in range(100)]
+    serial = np.concatenate([encoder.encode(job) for job in jobs]).tolist()
     with ThreadPoolExecutor(8) as pool:
-        assert [ids.tolist() for ids in pool.map(ENCODERS["spm_bpe"].encode, jobs)] == serial
+        assert np.concatenate(list(pool.map(encoder.encode, jobs))).tolist() == serial
+        for spelled in pool.map(lambda _: encoder.spell(jobs, threads=2), range(8)):
+            assert spelled.ids.tolist() == serial
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_batch_gives_the_ids_of_each_text(kind: str, threads: int) -> None:
+    jobs = [b"hello there", b"", b" the 12\n", b"x"] * 3
+    got = ENCODERS[kind].encode_batch(jobs, threads=threads)
+    assert [ids.tolist() for ids in got] == [ENCODERS[kind].encode(job).tolist() for job in jobs]
+    assert {ids.dtype for ids in got} == {np.dtype(np.int32)}
+    assert ENCODERS[kind].encode_batch([], threads=threads) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_invalid_utf8_in_a_batch_is_refused(threads: int) -> None:
+    with pytest.raises(TextError, match="at offset 1 of 2"):
+        ENCODERS["byte_bpe"].encode_batch([b"ok", b"a\xff", b"ok"], threads=threads)
+
+
+def test_a_table_of_another_tokenizer_is_refused() -> None:
+    with pytest.raises(TableError, match="must be of one tokenizer"):
+        Encoder(byte_bpe_tokenizer(), table=TABLES["char"])
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "spm_bpe"])
+@QUICK
+@given(left=texts(max_size=5), right=texts(max_size=5))
+def test_a_seam_between_segments_is_a_token_end(kind: str, left: str, right: str) -> None:
+    """T16: segments encoded apart and put together cover the same bytes, with a cut at the seam."""
+    encoder, segments = ENCODERS[kind], [left.replace("▁", "").encode(), right.replace("▁", "").encode()]
+    spelled = encoder.spell(segments)
+    ends = encoder.table.ends(spelled.ids)
+    assert encoder.table.bytes_of(spelled.ids) == b"".join(segments)
+    assert len(segments[0]) in [0, *ends.tolist()]
+    assert ends[: spelled.cu[1]].tolist() == spelled.ends[: spelled.cu[1]].tolist()
