@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from tokenizers import Tokenizer
 
-from tokenalign import Encoder, TokenTable, cache
+from tokenalign import Encoder, TokenKind, TokenTable, cache
+from tokenalign.definition import Definition
 from tokenalign.errors import SourceError
 from tokenalign.rank_files import from_ranks
 from tokenalign.sources import open_roles, open_tokenizer
@@ -33,12 +34,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ranks() -> dict[bytes, int]:
-    """All bytes and the words with what leads to them, one byte after the other."""
+    """All bytes, the words with what leads to them, one byte after the other, and a word that no merge makes."""
     tokens = [bytes([value]) for value in range(256)]
     for word in WORDS:
         spelled = word.encode()
         tokens += [spelled[:end] for end in range(2, len(spelled) + 1) if spelled[:end] not in tokens]
-    return {token: rank for rank, token in enumerate(tokens)}
+    return {token: rank for rank, token in enumerate([*tokens, b"qqqq"])}
 
 
 RANKS_TOKENIZER = from_ranks(ranks(), PATTERN, {"<eos>": 400})
@@ -90,7 +91,7 @@ def test_ranks_give_the_ids_of_tiktoken(tmp_path: Path) -> None:
     by_object = open_tokenizer(encoding)
     by_file = open_tokenizer(rank_file(tmp_path / "toy.tiktoken"), pattern=PATTERN)
     encoder = Encoder(by_object)
-    for line in LINES:
+    for line in [*LINES, "qqqq", "qqqqq"]:
         expected = encoding.encode_ordinary(line)
         assert by_file.encode(line, add_special_tokens=False).ids == expected
         assert encoder.encode(line.encode()).tolist() == expected
@@ -98,6 +99,7 @@ def test_ranks_give_the_ids_of_tiktoken(tmp_path: Path) -> None:
     table = TokenTable.from_tokenizer(by_object, roles=open_roles(encoding))
     assert (len(table), table.lossless) == (401, True)
     assert table.roles["eos"] == {400}
+    assert table.kind(400) is TokenKind.SPECIAL
 
 
 def test_rank_files_are_known_by_content_not_by_name(tmp_path: Path) -> None:
@@ -111,6 +113,12 @@ def test_rank_files_are_known_by_content_not_by_name(tmp_path: Path) -> None:
 @given(text=texts())
 def test_ranks_keep_any_text(text: str) -> None:
     assert RANKS_TABLE.bytes_of(RANKS_ENCODER.encode(text.encode())) == text.encode()
+
+
+def test_merges_come_by_rank_of_the_whole_then_of_the_halves() -> None:
+    by_rank = {b"ab": 0, b"b": 1, b"c": 2, b"bc": 3, b"abc": 4, b"a": 5}
+    merges = Definition.of(from_ranks(by_rank, PATTERN, {})).merges
+    assert merges == [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc")]
 
 
 def test_tekken_counts_its_special_tokens_first(tmp_path: Path) -> None:
@@ -143,7 +151,15 @@ def test_sentencepiece_ids(kind: str, extra_spaces: bool, prefix: bool, tmp_path
 def test_sentencepiece_maps_characters(kind: str) -> None:
     processor = sentencepiece_model(kind, normalization_rule_name="nmt_nfkc")
     composed = [unicodedata.normalize("NFC", line) for line in LINES]
-    assert differing(processor, open_tokenizer(processor), composed) == []
+    decomposed = ["o\u0302\u0301 x", "\u30ab\u3099", "\u1112\u1161\u11ab", "e\u0301", "ﬁ ½ ～ \u3000x\u200b"]
+    assert differing(processor, open_tokenizer(processor), [*composed, *decomposed]) == []
+
+
+def test_sentencepiece_control_pieces_are_made_by_no_merge() -> None:
+    processor = sentencepiece_model("bpe", control_symbols=["th"], normalization_rule_name="identity")
+    tokenizer = open_tokenizer(processor)
+    assert differing(processor, tokenizer, [*LINES, "the path"]) == []
+    assert TokenTable.from_tokenizer(tokenizer).kind(processor.piece_to_id("th")) is TokenKind.SPECIAL
 
 
 def test_sentencepiece_without_byte_pieces_has_an_unknown_token() -> None:
@@ -186,7 +202,7 @@ def test_roles_of_a_folder_come_from_all_of_its_files(tmp_path: Path) -> None:
     configs = {
         "tokenizer_config.json": {"bos_token": {"content": "<bos>", "lstrip": False}, "eos_token": "<eos>", "pad_token": None},
         "generation_config.json": {"eos_token_id": [2, 9], "pad_token_id": 0, "bos_token_id": -1},
-        "config.json": {"eos_token_id": 7, "bos_token_id": True, "text_config": {"eos_token_id": 8}},
+        "config.json": {"eos_token_id": 7, "unk_token_id": True, "text_config": {"eos_token_id": 8}},
     }
     for name, config in configs.items():
         (tmp_path / name).write_text(json.dumps(config))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tokenalign import Encoder, TableError, TokenKind, TokenTable, errors
 from tokenalign.pieces import byte_stand_ins
@@ -123,6 +123,7 @@ def test_byte_piece_and_equal_text_piece_stay_two_ids() -> None:
 
 
 def test_padded_logits_are_holes_and_a_narrow_head_cuts_the_vocabulary() -> None:
+    """T19."""
     tokenizer = byte_bpe_tokenizer()
     size = tokenizer.get_vocab_size()
     padded = TokenTable.from_tokenizer(tokenizer, vocab_size=size + 10)
@@ -208,6 +209,9 @@ def test_losses_say_in_words_what_is_not_kept() -> None:
     assert TABLES["spm_bpe"].losses == ("reads U+2581 as a space",)
     assert TABLES["char"].losses == ("has an unknown token",)
     assert TABLES["unigram"].losses == ("reads U+2581 as a space", "has an unknown token")
+    read_by_its_decoder = char_tokenizer()
+    read_by_its_decoder.decoder = decoders.Metaspace()
+    assert TokenTable.from_tokenizer(read_by_its_decoder).losses == ("reads U+2581 as a space", "has an unknown token")
     assert 0xFF in TABLES["char"].missing_bytes
     assert ord("a") not in TABLES["char"].missing_bytes
 
