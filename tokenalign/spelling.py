@@ -120,8 +120,7 @@ class Speller:
     def _proposed_cuts(self, text: bytes, ids: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
         """Token index and byte offset of each place that the library's character offsets call a token border.
 
-        A character between two tokens (the accent behind a composed letter) is counted to the first. Where tokens
-        overlap, as those of one character do, there is no border.
+        A character between two tokens (the accent behind a composed letter) is counted to the first.
         """
         encoding = self._clone.encode(text.decode(), add_special_tokens=False)
         inner: list[tuple[int, int]] = []
@@ -129,23 +128,22 @@ class Speller:
             starts = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)
             byte_at = np.append(starts, len(text))
             offsets = np.array(encoding.offsets, np.int64)
-            ended = np.maximum.accumulate(offsets[:-1, 1])
             begun = np.minimum.accumulate(offsets[:0:-1, 0])[::-1]
-            borders = np.flatnonzero(begun >= ended)
-            inner = list(zip((borders + 1).tolist(), byte_at[begun[borders]].tolist(), strict=True))
+            inner = list(enumerate(byte_at[begun].tolist(), start=1))
         return [(0, 0), *inner, (len(ids), len(text))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
     """Tokens first to last (exclusive) and the bytes start to end that they stand for. explained: the tokens spell these
-    bytes or their normalised form, or, in a text for which tokens are missing, the beginning of it."""
+    bytes or their normalised form. begun: they spell the beginning of it."""
 
     first: int
     last: int
     start: int
     end: int
     explained: bool
+    begun: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +165,16 @@ class Reading:
     def stretches(self, cuts: list[tuple[int, int]]) -> list[Stretch]:
         """The text between those proposed cuts that bytes bear out.
 
-        Neighbours that are not explained are taken together. In a complete text an unexplained stretch has a wrong border
-        and grows until it is explained, as any does that holds no text at all.
+        Neighbours that are not explained are taken together, unless tokens are missing and each lacks but its tail. In a
+        complete text an unexplained stretch has a wrong border and grows until it is explained, as any does that holds
+        no text at all.
         """
         found: list[Stretch] = []
         proposed = [self._judged(first, last, start, end) for (first, start), (last, end) in pairwise(cuts)]
         for explained, run in groupby(proposed, lambda stretch: stretch.explained):
             members = list(run)
-            found += members if explained else [self._joined(members)]
+            apart = explained or (not self.complete and all(stretch.begun for stretch in members))
+            found += members if apart else [self._joined(members)]
         at, reach = 0, 1
         while at < len(found):
             stretch = found[at]
@@ -193,8 +193,8 @@ class Reading:
         own = self.spelled[self.through[first] : self.through[last]]
         piece = self.text[start:end]
         wanted = piece if piece == own else self.normalised(piece)
-        explained = wanted == own or (not self.complete and own != b"" and wanted.startswith(own))
-        return Stretch(first=first, last=last, start=start, end=end, explained=explained)
+        begun = own != b"" and wanted.startswith(own)
+        return Stretch(first=first, last=last, start=start, end=end, explained=wanted == own, begun=begun)
 
     def _trimmed(self, stretch: Stretch) -> list[Stretch]:
         """A stretch without the whole tokens at its head and tail that spell the very bytes, and these."""
@@ -215,9 +215,6 @@ class Reading:
         while tail < stretch.last and self._inside_character(end):
             end += self._width(tail)
             tail += 1
-        middle = self._judged(head, tail, start, end)
-        if middle.explained != stretch.explained:
-            return [stretch]
         parts = [(stretch.first, head, stretch.start, start), (head, tail, start, end), (tail, stretch.last, end, stretch.end)]
         return [self._judged(*part) for part in parts if part[0] < part[1]]
 

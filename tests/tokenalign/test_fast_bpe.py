@@ -65,7 +65,7 @@ FAST: dict[str, Callable[[], Tokenizer]] = {
     "nfc": lambda: with_parts(split(QWEN), normaliser=normalizers.NFC()),
     "nfkc": lambda: with_parts(use_regex=True, normaliser=normalizers.NFKC()),
     "whole words": lambda: with_words("th", "the", "xyz", merges=[("t", "h"), ("th", "e")], look_up=True),
-    "out of reach": lambda: with_words("xy", "yz", "xyz", merges=[("x", "y"), ("y", "z"), ("x", "yz")]),
+    "out of reach": lambda: with_words("xyz", "yz", "xy", merges=[("x", "y"), ("y", "z"), ("x", "yz")]),
     "missing byte": lambda: edited(without_byte),
     "gaps": lambda: with_parts(split(r"\p{L}+")),
 }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tokenalign import Encoder, TableError, TokenTable
 from tokenalign.spelling import Spelled
@@ -134,6 +134,13 @@ class Tampered:
         return Tampered(self.clone, self.shifts, encoding.ids, offsets)
 
 
+def tampered(kind: str, text: str, shifts: list[tuple[int, int, int]]) -> Spelled:
+    speller = ENCODERS[kind]._speller
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speller, "_clone", Tampered(speller._clone, shifts))
+        return one(kind, text)
+
+
 SHIFTS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1), st.integers(-3, 3)), max_size=2)
 
 
@@ -141,13 +148,35 @@ SHIFTS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1), st.integers(-
 @QUICK
 @given(text=MARKS, shifts=SHIFTS)
 def test_no_cut_is_wrong_even_where_an_offset_is(kind: str, text: str, shifts: list[tuple[int, int, int]]) -> None:
-    encoder = ENCODERS[kind]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder._speller, "_clone", Tampered(encoder._speller._clone, shifts))
-        spelled = encoder.spell([text.encode()])
+    encoder, spelled = ENCODERS[kind], tampered(kind, text, shifts)
     check(encoder, text, spelled)
     missing_none(encoder, text, spelled, NORMALISE[kind])
     assert not spelled.lost_bytes.any()
+
+
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
+@pytest.mark.parametrize("token", range(4))
+@pytest.mark.parametrize("text", ["hellothere山", "山hello the", "aab山ab"])
+def test_no_cut_is_wrong_where_tokens_are_missing_too(text: str, token: int, shift: int) -> None:
+    spelled = tampered("spm_unk", text, [(token, 0, shift)])
+    check(ENCODERS["spm_unk"], text, spelled)
+    missing_none(ENCODERS["spm_unk"], text, spelled, lambda piece: piece.replace("山", ""))
+
+
+def test_offsets_that_drift_and_come_back() -> None:
+    """Two wrong stretches with an accidental match of equal letters between them."""
+    text = "qaaaaqe\u0301"
+    spelled = tampered("nfc", text, [(2, 0, 1), (3, 0, 1), (4, 0, 1)])
+    missing_none(ENCODERS["nfc"], text, spelled, NORMALISE["nfc"])
+    assert spelled.ends.tolist() == [1, 2, 3, 4, 5, 6, 9]
+
+
+def test_offsets_are_taken_with_the_space_before_a_word() -> None:
+    tokenizer = byte_bpe_tokenizer((" fi",))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    spelled = Encoder(tokenizer).spell(["q \ufb01".encode()])
+    assert (spelled.ends.tolist(), spelled.changed_mask.tolist()) == ([1, 5], [False, True])
 
 
 @QUICK
@@ -164,6 +193,8 @@ def test_cuts_around_unknown_characters(text: str) -> None:
     [
         # The accent, 2 bytes, is in no token's offsets and belongs to the letter that it was composed into.
         ("nfc", "e\u0301the", [3, 6], [1, 0], 3, 0),
+        # Two marks that change places: no token of theirs has a place of its own.
+        ("nfc", "q\u0307\u0323", [1, 1, 1, 1, 5], [0, 1, 1, 1, 1], 4, 0),
         # One character of the text for three of the tokens' bytes.
         ("nfkc", "q…q", [1, 4, 5], [0, 1, 0], 3, 0),
         # The token "fi" ends inside the text's ligature and an x.
