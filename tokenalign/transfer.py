@@ -125,7 +125,8 @@ def straddling(labels_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.
     """Receiver tokens, bool [B], over whose bytes a categorical trace (a mask, roles, turns) of source tokens [A] changes."""
     labels = np.asarray(labels_a)
     least, most = extremes(labels, alignment, missing=labels.dtype.type(0))
-    return np.not_equal(least, most)
+    mixed_B: npt.NDArray[np.bool_] = least != most
+    return mixed_B
 
 
 def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: int = -1) -> npt.NDArray[np.int64]:
