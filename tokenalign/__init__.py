@@ -15,9 +15,8 @@ from tokenalign.errors import (
     TextError,
     TokenAlignError,
     TooLongError,
-    TranslationError,
 )
-from tokenalign.residual import Residual, noncanonical
+from tokenalign.residual import Residual, TranslationError, noncanonical
 from tokenalign.show import Span, show, spans
 from tokenalign.sources import open_roles, open_tokenizer
 from tokenalign.spelling import Spelled

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tokenalign.residual import Residual
-
 
 class TokenAlignError(Exception):
     """Root of this package's errors."""
@@ -34,14 +29,3 @@ class RoleError(TokenAlignError, ValueError):
 
 class TooLongError(TokenAlignError, ValueError):
     """A text takes more of the receiver's tokens than allowed."""
-
-
-class TranslationError(TokenAlignError, ValueError):
-    """A translation loses more than its limits allow.
-
-    residual: what it would have lost.
-    """
-
-    def __init__(self, message: str, *, residual: Residual | None = None) -> None:
-        super().__init__(message)
-        self.residual = residual

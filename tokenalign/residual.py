@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tokenalign.align import NO_GROUP, Alignment, align, first_of_groups, sizes_of_groups, widths
 from tokenalign.encoder import Encoder
+from tokenalign.errors import TokenAlignError
 from tokenalign.raw_bytes import spell_bytes, whole_characters
 from tokenalign.topk import TopKMass
 
@@ -73,7 +74,18 @@ class Residual:
         return 1 - self.exact_logprob / self.logprob if self.logprob else 0.0
 
     @property
-    def noncanonical(self) -> float:
+    class TranslationError(TokenAlignError, ValueError):
+    """A translation loses more than its limits allow.
+
+    residual: what it would have lost.
+    """
+
+    def __init__(self, message: str, *, residual: Residual | None = None) -> None:
+        super().__init__(message)
+        self.residual = residual
+
+
+def noncanonical(self) -> float:
         """Share of the checked source tokens that are not of the source's own encoding, 0 to 1."""
         return self.noncanonical_tokens / self.checked_tokens if self.checked_tokens else 0.0
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from tokenalign.align import Alignment, align_batch, widths
 from tokenalign.encoder import Encoder
-from tokenalign.errors import AlignmentError, RoleError, TableError, TokenAlignError, TooLongError, TranslationError
+from tokenalign.errors import AlignmentError, RoleError, TableError, TokenAlignError, TooLongError
 from tokenalign.raw_bytes import spell_bytes, whole_characters
-from tokenalign.residual import Residual, per_text, structure
+from tokenalign.residual import Residual, TranslationError, per_text, structure
 from tokenalign.spelling import Spelled
 from tokenalign.trace import Trace
 from tokenalign.transfer import extremes, sum_spans
