@@ -74,7 +74,15 @@ class Residual:
         return 1 - self.exact_logprob / self.logprob if self.logprob else 0.0
 
     @property
-    class TranslationError(TokenAlignError, ValueError):
+    def noncanonical(self) -> float:
+        """Share of the checked source tokens that are not of the source's own encoding, 0 to 1."""
+        return self.noncanonical_tokens / self.checked_tokens if self.checked_tokens else 0.0
+
+    def __add__(self, other: Residual) -> Residual:
+        return Residual(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+
+class TranslationError(TokenAlignError, ValueError):
     """A translation loses more than its limits allow.
 
     residual: what it would have lost.
@@ -83,14 +91,6 @@ class Residual:
     def __init__(self, message: str, *, residual: Residual | None = None) -> None:
         super().__init__(message)
         self.residual = residual
-
-
-def noncanonical(self) -> float:
-        """Share of the checked source tokens that are not of the source's own encoding, 0 to 1."""
-        return self.noncanonical_tokens / self.checked_tokens if self.checked_tokens else 0.0
-
-    def __add__(self, other: Residual) -> Residual:
-        return Residual(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 
 def noncanonical(encoder: Encoder, ids: npt.NDArray[np.int32], *, has_eos: bool) -> Residual:

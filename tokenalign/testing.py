@@ -19,6 +19,17 @@ SPECIALS = ("<pad>", "<bos>", "<eos>")
 EOS_ID = SPECIALS.index("<eos>")
 # Added but not special, as in real vocabularies: must stay text when a text spells it.
 THINK = "<think>"
+# Control and added tokens of families in use.
+_LOOK_ALIKES = (
+    "<|endoftext|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "</s>",
+    "[INST]",
+    "<start_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    "[UNK]",
+)
 _WORDS = ("the", "there", "hello", "reverse", "def", "12", "ing", "éè", "世界", "😀", "  ")
 
 
@@ -85,14 +96,16 @@ def id_of(tokenizer: Tokenizer, piece: str) -> int:
 
 
 def texts(max_size: int = 40) -> SearchStrategy[str]:
-    """Texts that break tokenizers: all scripts, joiners, combining stacks, controls, line ends, runs of spaces,
+    """Texts that break tokenizers: all scripts, joiners, combining stacks, controls, line ends, runs of blanks,
     look-alikes of special tokens and of byte pieces, U+2581 and GPT-2's stand-ins."""
     from hypothesis import strategies as st
 
-    look_alikes = [*SPECIALS, "<unk>", THINK, f" {THINK} ", "<0x0A>", "▁", "Ġ", "\ufdd0", "\ufffd"]
-    stacks = ["👩\u200d👩\u200d👧", "🇩🇪", "1\ufe0f\u20e3", "e\u0301\u0323", "\u1112\u1161", "\u202e"]
-    blanks = ["\x00", "\x85", "\r\n", "\r", "\n\n", "\u2028", "    ", "\t", " " * 70]
-    nasty = st.sampled_from([*look_alikes, *stacks, *blanks, "hello there", "世界", "12345"])
+    look_alikes = [*SPECIALS, "<unk>", THINK, f" {THINK} ", "<0x0A>", "▁", "Ġ", "\ufdd0", "\ufffd", *_LOOK_ALIKES]
+    stacks = ["👩\u200d👩\u200d👧", "🇩🇪", "1\ufe0f\u20e3", "👍🏽", "e\u0301\u0323", "\u1112\u1161\u11ab", "각", "ﬁ", "Å"]
+    blanks = ["\x00", "\x85", "\r\n", "\r", "\n\n", "\u2028", "\u2029", "    ", "\t", " " * 70, "\t\t\t", "\u3000", "\u200b"]
+    turned = ["\u202e", "\u2067مرحبا\u2069", "\ufeff"]
+    words = ["hello there", "世界", "12345", "Привет", "สวัสดี", "हिन्दी", "    return x", "don't"]
+    nasty = st.sampled_from([*look_alikes, *stacks, *blanks, *turned, *words])
     character = st.characters(exclude_categories=["Cs"])
     return st.lists(nasty | character, max_size=max_size).map("".join)
 
