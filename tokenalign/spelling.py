@@ -165,7 +165,7 @@ class Reading:
     def stretches(self, cuts: list[tuple[int, int]]) -> list[Stretch]:
         """The text between those proposed cuts that bytes bear out.
 
-        Neighbours that are not explained are taken together, unless tokens are missing and each lacks but its tail. In a
+        Neighbours that are not explained are taken together, unless each lacks nothing but its tail. In a
         complete text an unexplained stretch has a wrong border and grows until it is explained, as any does that holds
         no text at all.
         """
@@ -173,7 +173,7 @@ class Reading:
         proposed = [self._judged(first, last, start, end) for (first, start), (last, end) in pairwise(cuts)]
         for explained, run in groupby(proposed, lambda stretch: stretch.explained):
             members = list(run)
-            apart = explained or (not self.complete and all(stretch.begun for stretch in members))
+            apart = explained or all(stretch.begun for stretch in members)
             found += members if apart else [self._joined(members)]
         at, reach = 0, 1
         while at < len(found):

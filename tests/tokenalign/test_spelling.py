@@ -175,8 +175,8 @@ def test_offsets_are_taken_with_the_space_before_a_word() -> None:
     tokenizer = byte_bpe_tokenizer((" fi",))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    spelled = Encoder(tokenizer).spell(["q \ufb01".encode()])
-    assert (spelled.ends.tolist(), spelled.changed_mask.tolist()) == ([1, 5], [False, True])
+    spelled = Encoder(tokenizer).spell(["q \ufb01 \ufb01".encode()])
+    assert (spelled.ends.tolist(), spelled.changed_mask.tolist()) == ([1, 5, 9], [False, True, True])
 
 
 @QUICK
