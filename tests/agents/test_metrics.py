@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
-from agents.metrics import group_metrics
+from agents.metrics import group_metrics, rescue_line
+from agents.sharing.rule import Rescue
 from agents.testing import make_group, make_prompt
 from agents.types import Group
+from exchange.types import AgentName
+from tokenalign import Encoder, Trace, Translator
+from tokenalign.testing import EOS_ID, byte_bpe_tokenizer
 
 NAN = float("nan")
 
@@ -58,3 +63,26 @@ def test_a_task_that_was_not_judged_has_no_reward_and_not_the_reward_zero() -> N
     metrics = group_metrics(groups)
     assert (metrics["reward"], metrics["reward/reverse"], metrics["rewards/abstained"]) == (1, 1, 2)
     assert np.isnan(metrics["reward/sort"])
+
+
+def test_a_rescue_line_shows_both_tokenizations_with_the_translations_own_exactness() -> None:
+    composing = byte_bpe_tokenizer(["é"])
+    composing.normalizer = normalizers.NFC()
+    source = Trace(text="ae\u0301".encode(), ends=[1, 2, 4], finished=True, has_eos=False)
+    translation = Translator(Encoder(composing), eos_id=EOS_ID).translate(source, max_tokens=9)
+    line = rescue_line(Rescue(peer=AgentName("beta"), prompt=make_prompt("a"), source=source, translation=translation))
+    assert line["spans"] == [
+        {"text": "a", "source": ["a"], "receiver": ["a"], "exact": True},
+        {"text": "e\u0301", "source": ["e", "\u0301"], "receiver": ["e\u0301"], "exact": False},
+    ]
+    assert (line["source_tokens"], line["receiver_tokens"]) == (["a", "e", "\u0301"], ["a", "e\u0301"])
+    assert line["residual"] == 0.5
+
+
+def test_a_rewritten_token_of_a_rescue_is_not_exact() -> None:
+    small = byte_bpe_tokenizer()
+    small.normalizer = normalizers.Lowercase()
+    source = Trace(text=b"aB", ends=[1, 2], finished=True, has_eos=False)
+    translation = Translator(Encoder(small), eos_id=EOS_ID).translate(source, max_tokens=9)
+    line = rescue_line(Rescue(peer=AgentName("beta"), prompt=make_prompt("a"), source=source, translation=translation))
+    assert [span["exact"] for span in line["spans"]] == [True, False]  # type: ignore[attr-defined]

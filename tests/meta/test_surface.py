@@ -22,6 +22,7 @@ COMMANDS = {
     "init": {"path"},
     "report": {"run"},
     "compare": {"config", "overrides", "--rules", "--seeds", "--output-dir", "--require-gain"},
+    "align": {"text", "--from", "--to", "--file", "--json", "--svg", "--from-pattern", "--to-pattern"},
     "version": set(),
 }
 
