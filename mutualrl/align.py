@@ -25,6 +25,8 @@ MAX_BLOCKS = 20
 
 # What can be a repository on the hub, "gpt2" and "Qwen/Qwen3-0.6B", and is not meant as a path.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# A picture must not need the network; without it the viewer's own monospace font is taken.
+_WEB_FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 _FILE_SUFFIXES = (".json", ".model", ".tiktoken")
 
 
@@ -137,7 +139,8 @@ def _let_any_output_pass() -> None:
 def _write_svg(picture: Picture, path: Path) -> None:
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(picture)
+    svg = _WEB_FONT.sub("", console.export_svg(title="mutualrl align"))
     try:
-        path.write_text(console.export_svg(title="mutualrl align"), encoding="utf-8")
+        path.write_text(svg, encoding="utf-8")
     except OSError as error:
         raise InputError(f"the picture cannot be written: {error}") from error

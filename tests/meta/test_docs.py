@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agents.config import TranslationConfig
 from agents.tasks.config import TaskConfig
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,17 @@ def test_the_readmes_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = blocks(ROOT / "README.md", "python")
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
     assert "StepPrompts(agent='alpha'" in capsys.readouterr().out
+
+
+def test_the_programs_on_tokenalign_run() -> None:
+    programs = blocks(ROOT / "docs" / "tokenalign.md", "python")
+    assert len(programs) > 3
+    exec(compile("\n".join(programs), "tokenalign.md", "exec"), {"__name__": "tokenalign_document"})
+
+
+def test_documented_translation_limits_are_valid() -> None:
+    (limits,) = blocks(ROOT / "docs" / "tokenalign.md", "toml")
+    msgspec.convert(tomllib.loads(limits)["agents"]["alpha"]["translation"], TranslationConfig)
 
 
 def test_the_documented_reward_judges() -> None:

@@ -88,6 +88,7 @@ def test_the_picture_as_svg(align: Align) -> None:
     assert code == 0
     svg = xml.etree.ElementTree.parse(align.folder / "picture.svg")
     assert "hello" in "".join(svg.getroot().itertext())
+    assert "url(http" not in (align.folder / "picture.svg").read_text().replace('"', "")
     code, shown = align("hello x", *align.tokenizers, "--svg", align.folder / "absent" / "picture.svg")
     assert (code, "cannot be written" in shown) == (exit_codes.BAD_CONFIG, True)
 
