@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from tokenalign import (
     NO_GROUP,
     Alignment,
     AlignmentError,
+    TokenTable,
+    VocabularyMap,
     align,
+    map_topk,
     mean_over_bytes,
     project_labels,
     project_mask,
@@ -282,3 +287,45 @@ def test_span_sums_are_path_values_of_an_enumerable_model(seed: int) -> None:
                 assert sums[alignment.group_b[token]] == logprobs[position]
             assert sums.sum() == pytest.approx(math.log(lm.prob(source)), rel=1e-9)
     assert several
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("receiver", [(b"a", b"b"), (b"b", b"a", b"ab")], ids=len)
+def test_mapped_rows_are_conditionals_of_an_enumerable_model(seed: int, receiver: tuple[bytes, ...]) -> None:
+    """T05: behind every path a mapped row is the probability that what the source goes on with begins so. Over single
+    bytes that is the next byte's probability, by adding up all pairs of tokens."""
+    lm = ToyLM(seed)
+    tables = [table_of(vocab) for vocab in (lm.vocab, receiver)]
+    mapped = map_topk(VocabularyMap.of(*tables), np.tile(np.arange(len(lm.vocab)), (6, 1)), np.log(lm.probs))
+    for previous in range(-1, len(lm.vocab)):
+        row = dict(zip(mapped.ids[previous].tolist(), mapped.probs[previous].tolist(), strict=True))
+        begun = dict.fromkeys(receiver, 0.0)
+        for first, second in itertools.product(range(len(lm.vocab)), repeat=2):
+            text = lm.vocab[first] + (lm.vocab[second] if len(receiver) == 2 else b"")
+            longest = max((piece for piece in receiver if text.startswith(piece)), key=len)
+            begun[longest] += float(lm.probs[previous, first] * lm.probs[first, second])
+        for token, piece in enumerate(receiver):
+            assert row[token] == pytest.approx(begun[piece], rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_path_is_at_most_as_likely_as_its_bytes(seed: int) -> None:
+    """T05: a span's sum is of the source's own tokens; other tokens of the same bytes add to the bytes' probability."""
+    lm = ToyLM(seed)
+    paths = lm.paths(b"abaab")
+    whole = math.fsum(lm.prob(path) for path in paths)
+    sums = [
+        float(sum_spans([math.log(lm.probs[pair]) for pair in zip((-1, *path), path, strict=False)], one_group(lm, path))[0])
+        for path in paths
+    ]
+    assert math.fsum(map(math.exp, sums)) == pytest.approx(whole, rel=1e-9)
+    assert max(sums) < math.log(whole)
+
+
+def one_group(lm: ToyLM, path: tuple[int, ...]) -> Alignment:
+    ends = np.cumsum([len(lm.vocab[token]) for token in path])
+    return align(ends, ends[-1:])
+
+
+def table_of(vocab: tuple[bytes, ...]) -> TokenTable:
+    return TokenTable.from_tokenizer(Tokenizer(models.WordLevel({piece.decode(): n for n, piece in enumerate(vocab)})))
