@@ -47,7 +47,7 @@ def read_text(text: str | None, file: Path | None) -> bytes:
     try:
         content.decode()
     except UnicodeDecodeError as error:
-        if error.end < len(content) or error.reason != "unexpected end of data":
+        if error.reason != "unexpected end of data":
             raise InputError(
                 f"the text is not UTF-8, got byte 0x{content[error.start]:02x} at offset {error.start} of {len(content)}; "
                 f"convert it first"

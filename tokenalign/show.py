@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from tokenalign.align import NO_GROUP, Alignment, align
+from tokenalign.align import NO_GROUP, Alignment, align, first_of_groups
 from tokenalign.encoder import Encoder
 from tokenalign.raw_bytes import spell_bytes, whole_characters
 from tokenalign.residual import Residual, structure
@@ -86,17 +86,22 @@ def spans(
 ) -> list[Span]:
     """Cut one text into the spans of its alignment; tokens without a group and end-of-sequence tokens are left out.
 
-    tokens_a [A], tokens_b [B]: what each token spells. Where it is None, tokens are taken to spell the bytes that they
-    stand for; only `exact`, which the alignment knows, then tells that some do not. max_spans: stop after so many.
+    tokens_a [A], tokens_b [B]: what each token spells; those behind the last span may be missing. Where it is None,
+    tokens are taken to spell the bytes that they stand for; only `exact`, which the alignment knows, then tells that
+    some do not. max_spans: stop after so many.
     """
-    n_groups = len(alignment)
-    exact_G = np.zeros(n_groups, np.bool_)
+    exact_G = np.zeros(len(alignment), np.bool_)
     exact_G[alignment.group_b[alignment.exact_b]] = True
-    grouped_a = _grouped(_cut(text, alignment.ends_a) if tokens_a is None else tokens_a, alignment.group_a, n_groups)
-    grouped_b = _grouped(_cut(text, alignment.ends_b) if tokens_b is None else tokens_b, alignment.group_b, n_groups)
-    every = zip(pairwise([0, *alignment.group_ends.tolist()]), grouped_a, grouped_b, exact_G.tolist(), strict=True)
-    with_text = ((bounds, a, b, exact) for bounds, a, b, exact in every if bounds[0] < bounds[1])
-    return [_span(text, bounds, a, b, exact=exact) for bounds, a, b, exact in islice(with_text, max_spans)]
+    ends = alignment.group_ends[:max_spans].tolist()
+    bounds_a, bounds_b = (_bounds(group, len(ends)) for group in (alignment.group_a, alignment.group_b))
+    own_a = _cut(text, alignment.ends_a[: bounds_a[-1]]) if tokens_a is None else tokens_a
+    own_b = _cut(text, alignment.ends_b[: bounds_b[-1]]) if tokens_b is None else tokens_b
+    places = zip(pairwise([0, *ends]), pairwise(bounds_a), pairwise(bounds_b), exact_G.tolist(), strict=False)
+    return [
+        _span(text, place, own_a[slice(*a)], own_b[slice(*b)], exact=exact)
+        for place, a, b, exact in places
+        if place[0] < place[1]  # ends of sequence have no text
+    ]
 
 
 def compare(text: bytes, encoder_a: Encoder, encoder_b: Encoder, *, max_spans: int | None = None) -> Comparison:
@@ -108,12 +113,15 @@ def compare(text: bytes, encoder_a: Encoder, encoder_b: Encoder, *, max_spans: i
     """
     content = whole_characters(text)
     a, b = (spell_bytes(encoder, [content]) for encoder in (encoder_a, encoder_b))
-    tokens_a, tokens_b = _tokens(encoder_a, a), _tokens(encoder_b, b)
-    if content and not (tokens_a and tokens_b):  # nothing of it is left on a side: there is nothing to align
+    if content and not (len(a.ids) and len(b.ids)):  # nothing of it is left on a side: there is nothing to align
+        tokens_a, tokens_b = _tokens(encoder_a, a.ids), _tokens(encoder_b, b.ids)
         cut = [_span(content, (0, len(content)), tokens_a, tokens_b, exact=False)]
         counts = Residual()
     else:
         alignment = _aligned(a, b)
+        most = len(alignment) if max_spans is None else max_spans
+        tokens_a = _tokens(encoder_a, a.ids[: np.searchsorted(alignment.group_a, most)])
+        tokens_b = _tokens(encoder_b, b.ids[: np.searchsorted(alignment.group_b, most)])
         cut = spans(content, alignment, tokens_a=tokens_a, tokens_b=tokens_b, max_spans=max_spans)
         counts = Residual(**{name: value for name, (value,) in structure(alignment, None).items()})
     residual = replace(
@@ -168,24 +176,20 @@ def _side(encoder: Encoder, spelled: Spelled) -> Side:
     )
 
 
-def _tokens(encoder: Encoder, spelled: Spelled) -> list[bytes]:
+def _tokens(encoder: Encoder, ids: npt.NDArray[np.int32]) -> list[bytes]:
     """What each token spells by itself [T]."""
-    table = encoder.table
-    return _cut(table.bytes_of(spelled.ids), table.ends(spelled.ids))
+    return _cut(encoder.table.bytes_of(ids), encoder.table.ends(ids))
 
 
 def _cut(text: bytes, ends: npt.NDArray[np.int64]) -> list[bytes]:
-    """The bytes that each token stands for [T]."""
+    """The bytes before each end, from the end before it [T]."""
     return [text[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
 
-def _grouped(tokens: Sequence[bytes], group: npt.NDArray[np.int32], n_groups: int) -> list[list[bytes]]:
-    """The tokens [T] of each group [G]."""
-    groups: list[list[bytes]] = [[] for _ in range(n_groups)]
-    for token, index in zip(tokens, group.tolist(), strict=True):
-        if index != NO_GROUP:
-            groups[index].append(token)
-    return groups
+def _bounds(group: npt.NDArray[np.int32], n_groups: int) -> list[int]:
+    """Where the tokens of each of the first groups begin in one text, and where those of the last of them end."""
+    bounds: list[int] = np.append(first_of_groups(group), np.count_nonzero(group != NO_GROUP))[: n_groups + 1].tolist()
+    return bounds
 
 
 def _readable(piece: bytes) -> str:

@@ -104,6 +104,7 @@ def test_the_picture_as_svg(align: Align) -> None:
         (("x", "--from", "garbage"), "this is no SentencePiece model"),
         (("x", "--from", "folder"), "the folder holds no tokenizer"),
         (("x", "--from", "ranks"), "`pattern`"),
+        (("x", "--from", "gpt2", "--from-pattern", "a+"), "there is no such file or folder"),
         (("x", "--to-pattern", "a+"), "`pattern` goes with a file of tiktoken ranks"),
         (("--file", "garbage"), "the text is not UTF-8, got byte 0xff at offset 1 of 3"),
     ],
@@ -150,3 +151,13 @@ def test_help_names_every_family(align: Align) -> None:
     code, shown = align("--help")
     assert code == 0
     assert ", ".join(sorted(FAMILIES)) in " ".join(shown.split())
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_families_by_name_and_a_text_that_one_of_them_rewrites(align: Align, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(align.folder)
+    code, shown = align("costs 123 cafe\u0301", "--from", "gpt2", "--to", "qwen3")
+    assert code == 0
+    assert shown.split("\n")[:2] == ["gpt2   cost│s│·123   │·cafe╎\\xcc╎\\x81│", "qwen3  cost│s│·╎1╎2╎3│≠·café         │"]
+    assert "qwen3: 7 tokens; 3 bytes changed, 0 lost (composes characters (NFC))" in shown

@@ -123,6 +123,22 @@ def test_a_token_rewritten_on_either_side_is_not_exact() -> None:
     assert (back.residual.n_exact, back.residual.changed_bytes, back.a.changed_bytes) == (0, 3, 3)
 
 
+def test_one_token_that_became_another_is_not_exact() -> None:
+    small = byte_bpe_tokenizer()
+    small.normalizer = normalizers.Lowercase()
+    compared = compare(b"aB", ENCODERS["byte_bpe"], Encoder(small))
+    assert [(span.pieces_b, span.exact) for span in compared.spans] == [(("a",), True), (("b",), False)]
+    assert (compared.residual.one_to_one, compared.residual.n_exact) == (2, 1)
+
+
+def test_the_first_spans_alone_are_those_of_all_with_the_whole_residual() -> None:
+    every = compare(MIXED[:3000], ENCODERS["byte_bpe"], ENCODERS["nfc"])
+    for most in (0, 1, 40, len(every.spans) + 1):
+        first = compare(MIXED[:3000], ENCODERS["byte_bpe"], ENCODERS["nfc"], max_spans=most)
+        assert first.spans == every.spans[:most]
+        assert first.residual == every.residual
+
+
 def test_what_a_side_cannot_spell_is_shown_as_lost() -> None:
     (span,) = compare("世".encode(), ENCODERS["byte_bpe"], ENCODERS["char"]).spans
     assert (span.pieces_b, span.changed_b) == (("",), True)
@@ -174,10 +190,20 @@ def test_a_span_wider_than_the_console_goes_on_in_the_next_block() -> None:
     assert len(pairs) > 2
     assert "".join(upper for upper, _ in pairs).replace(" ", "") == f"{word}│"
     assert "".join(lower for _, lower in pairs) == "╎".join(word) + "│"
+    for width in range(len(word), len(word) + 8):
+        pairs = blocks(show(word, byte_bpe_tokenizer([word]), byte_bpe_tokenizer([word])), width)
+        assert "".join(upper.rstrip() for upper, _ in pairs) == f"{word}│"
+
+
+def test_wide_characters_take_two_cells_and_accents_stand_on_a_circle() -> None:
+    tokenizer = byte_bpe_tokenizer(["世界", "\u0301"])
+    assert blocks(show("世界e\u0301", tokenizer, tokenizer), 80) == [("世界│e│◌\u0301│", "世界│e│◌\u0301│")]
 
 
 def test_nothing_in_a_text_reaches_the_terminal_as_a_command() -> None:
-    shown = drawn(show("\x1b[31m\x9b1m\u202e\x07\u2028\ufe0f", byte_bpe_tokenizer(), unigram_tokenizer()))
+    text = "\x1b[31m\x9b1m\u202e\x07\u2028\ufe0f"
+    shown = drawn(show(text, byte_bpe_tokenizer(text), unigram_tokenizer()))
+    assert "│".join(["\\x1b", "[", "3", "1", "m", "\\x9b"]) in drawn(show(text, *[byte_bpe_tokenizer(text)] * 2), width=200)
     assert not set(shown) & set("\x1b\x9b\u202e\x07\u2028\ufe0f")
 
 
