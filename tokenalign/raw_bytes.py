@@ -5,6 +5,7 @@ Shape legend: N texts · T tokens of all texts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,9 @@ from tokenalign.encoder import Encoder
 from tokenalign.errors import TextError
 from tokenalign.spelling import Spelled
 from tokenalign.table import TokenKind, TokenTable
+
+# What decoding with "surrogateescape" makes of bytes that are no UTF-8.
+_STRAY = re.compile("([\udc80-\udcff]+)")
 
 
 def whole_characters(text: bytes) -> bytes:
@@ -68,21 +72,10 @@ def spell_bytes(encoder: Encoder, texts: Sequence[bytes], *, threads: int = 1) -
 
 
 def _pieces(text: bytes) -> list[tuple[bytes, bool]]:
-    """The text cut into valid UTF-8 (True) and bytes that are none (False)."""
-    pieces: list[tuple[bytes, bool]] = []
-    start = 0
-    while True:
-        try:
-            text[start:].decode()
-        except UnicodeDecodeError as error:
-            if error.start:
-                pieces.append((text[start : start + error.start], True))
-            pieces.append((text[start + error.start : start + error.end], False))
-            start += error.end
-            if start == len(text):
-                return pieces
-        else:
-            return [*pieces, (text[start:], True)]
+    """The text cut into valid UTF-8 (True) and bytes that are none (False); no piece for an empty text but itself."""
+    parts = _STRAY.split(text.decode(errors="surrogateescape"))
+    pieces = [(part.encode(errors="surrogateescape"), index % 2 == 0) for index, part in enumerate(parts)]
+    return [piece for piece in pieces if piece[0]] or [(b"", True)]
 
 
 def _begins_a_character(tail: bytes) -> bool:

@@ -133,7 +133,7 @@ class Translator:
         contents = [trace.text if trace.finished else whole_characters(trace.text) for trace in traces]
         spelled = self._with_eos(spell_bytes(self._encoder, contents, threads=threads), contents, finished)
         held_N = [len(trace.text) - len(content) for trace, content in zip(traces, contents, strict=True)]
-        self._check_tokens(spelled, contents, max_tokens)
+        self._check_tokens(spelled, contents, finished, max_tokens)
         alignment = _align(traces, spelled, finished, np.array(held_N) > 0)
         counts: dict[str, Sequence[float]] = {
             "changed_bytes": spelled.changed_bytes.tolist(),
@@ -183,8 +183,17 @@ class Translator:
         ends[~content_mask] = np.array([len(content) for content in contents])[finished]
         return replace(spelled, ids=ids, ends=ends, cu=cu, changed_mask=changed_mask)
 
-    def _check_tokens(self, spelled: Spelled, contents: Sequence[bytes], max_tokens: int) -> None:
+    def _check_tokens(
+        self, spelled: Spelled, contents: Sequence[bytes], finished: npt.NDArray[np.bool_], max_tokens: int
+    ) -> None:
         counts = np.diff(spelled.cu)
+        for text in np.flatnonzero(counts == finished).tolist():
+            if contents[text]:
+                raise TranslationError(
+                    f"no token of the receiver stands for any of the text, got {contents[text][:40]!r} "
+                    f"(tokenizer {self._encoder.fingerprint}); refuse it",
+                    residual=Residual(lost_bytes=len(contents[text])),
+                )
         if counts.max(initial=0) > max_tokens:
             text = int(counts.argmax())
             raise TooLongError(

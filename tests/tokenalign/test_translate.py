@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import normalizers, pre_tokenizers
 
 from tokenalign import (
     NO_GROUP,
@@ -29,7 +29,7 @@ from tokenalign import (
     Translator,
     sum_spans,
 )
-from tokenalign.testing import EOS_ID, TOY_TOKENIZERS, byte_bpe_tokenizer, plain_texts, texts
+from tokenalign.testing import EOS_ID, TOY_TOKENIZERS, byte_bpe_tokenizer, char_tokenizer, plain_texts, texts
 
 QUICK = settings(max_examples=20, deadline=None)
 TABLES = {name: TokenTable.from_tokenizer(build()) for name, build in TOY_TOKENIZERS.items()}
@@ -156,6 +156,16 @@ def test_a_composing_normaliser_changes_only_what_it_composes() -> None:
         strict.translate(trace, max_tokens=9)
     composed = Trace(text="xé".encode(), ends=None, finished=True, has_eos=False)
     assert strict.translate(composed, max_tokens=9).residual.changed_bytes == 0
+
+
+def test_a_text_without_any_token_is_refused_whatever_the_limits() -> None:
+    tokenizer = char_tokenizer("ab")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    translator = Translator(Encoder(tokenizer), eos_id=EOS_ID, limits=Limits(max_lost_bytes=None))
+    for is_finished in (True, False):
+        with pytest.raises(TranslationError, match="no token of the receiver") as caught:
+            translator.translate(Trace(text=b"  ", ends=[1, 2], finished=is_finished, has_eos=False), max_tokens=9)
+        assert caught.value.residual == Residual(lost_bytes=2)
 
 
 def test_rows_can_be_refused_by_structure() -> None:
