@@ -17,7 +17,7 @@ from tokenalign.errors import (
     TooLongError,
 )
 from tokenalign.residual import Residual, TranslationError, noncanonical
-from tokenalign.show import Span, show, spans
+from tokenalign.show import Comparison, Span, compare, show, spans
 from tokenalign.sources import open_roles, open_tokenizer
 from tokenalign.spelling import Spelled
 from tokenalign.table import TokenKind, TokenTable
@@ -31,6 +31,7 @@ __all__ = [
     "NO_GROUP",
     "Alignment",
     "AlignmentError",
+    "Comparison",
     "Coverage",
     "Encoder",
     "Limits",
@@ -57,6 +58,7 @@ __all__ = [
     "align",
     "align_batch",
     "comparable",
+    "compare",
     "fork_points",
     "map_topk",
     "mean_over_bytes",
