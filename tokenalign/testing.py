@@ -30,6 +30,7 @@ _LOOK_ALIKES = (
     "<｜end▁of▁sentence｜>",
     "[UNK]",
 )
+_PLAIN = "abcdefghijklmnopqrstuvwxyz0123456789 :<>/|_\n"
 _WORDS = ("the", "there", "hello", "reverse", "def", "12", "ing", "éè", "世界", "😀", "  ")
 
 
@@ -59,7 +60,7 @@ def spm_bpe_tokenizer(words: Iterable[str] = _WORDS, *, byte_fallback: bool = Tr
     return _with_specials(tokenizer, "<unk>")
 
 
-def char_tokenizer(alphabet: str = "abcdefghijklmnopqrstuvwxyz0123456789 :<>/|_\n") -> Tokenizer:
+def char_tokenizer(alphabet: str = _PLAIN) -> Tokenizer:
     """One token per character of an alphabet; anything else is unknown."""
     vocab = {piece: index for index, piece in enumerate([*SPECIALS, "<unk>", *alphabet])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
@@ -70,7 +71,7 @@ def char_tokenizer(alphabet: str = "abcdefghijklmnopqrstuvwxyz0123456789 :<>/|_\
 
 def unigram_tokenizer(
     pieces: Iterable[str] = ("ab", "abc", "he", "hello", "▁the", "er", "in"),
-    alphabet: str = "▁abcdefghijklmnopqrstuvwxyz0123456789:<>/|_\n",
+    alphabet: str = _PLAIN.replace(" ", "▁"),
 ) -> Tokenizer:
     """Unigram with Metaspace and dummy prefix (T5's kind); characters outside the alphabet are unknown."""
     scored = [(special, 0.0) for special in (*SPECIALS, "<unk>")]
@@ -111,10 +112,12 @@ def texts(max_size: int = 40) -> SearchStrategy[str]:
 
 
 def plain_texts(max_size: int = 40) -> SearchStrategy[str]:
-    """Texts that every toy tokenizer can spell."""
+    """Texts of at most so many characters that every toy tokenizer can spell, words of their vocabularies among them."""
     from hypothesis import strategies as st
 
-    return st.text("abcdefghijklmnopqrstuvwxyz0123456789 :<>/|_\n", max_size=max_size)
+    words = ["hello", "there", " the", "12", "ing", "  ", "abc", " def", "reverse"]
+    parts = st.lists(st.sampled_from(words) | st.sampled_from(_PLAIN), max_size=max_size)
+    return parts.map(lambda drawn: "".join(drawn)[:max_size])
 
 
 def _with_specials(tokenizer: Tokenizer, *more: str) -> Tokenizer:
