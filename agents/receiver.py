@@ -14,6 +14,7 @@ from agents.types import Group, Prompt
 from tokenalign import (
     Limits,
     Residual,
+    RoleError,
     TokenAlignError,
     TooLongError,
     Trace,
@@ -69,9 +70,12 @@ class PeerReceiver:
     def adopt(self, peer: Trace, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The sampled ids of a peer with the own tokenizer, checked against its text and the own limits."""
         try:
+            peer = peer.checked()
             content = ids[:-1] if peer.has_eos else ids
             if self._table.bytes_of(content) != peer.text:
                 raise TranslationError(f"ids of an equal tokenizer must spell their text, got others for {peer.text[:40]!r}")
+            if (self._table.widths[content] == 0).any():
+                raise RoleError(f"a control token within a text cannot be adopted, got one in {peer.text[:40]!r}")
             adopted = np.append(content, np.int32(self._eos_id)) if peer.finished else content
             if len(adopted) > self._max_tokens:
                 raise TooLongError(f"a peer's row has {len(adopted)} tokens, allowed are {self._max_tokens}")

@@ -74,7 +74,11 @@ class Encoder:
 
         Raises as `encode` does, and TableError where the table is narrower than the vocabulary and lacks an id.
         """
-        return self._speller.spell(texts, self.encode_batch(texts, threads=threads))
+        return self.locate(texts, self.encode_batch(texts, threads=threads))
+
+    def locate(self, texts: Sequence[bytes], ids: Sequence[npt.NDArray[np.int32]]) -> Spelled:
+        """`spell` for texts whose ids `encode` has given."""
+        return self._speller.spell(texts, ids)
 
     def _ids(self, text: bytes) -> npt.NDArray[np.int32]:
         try:

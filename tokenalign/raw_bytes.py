@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,42 +33,89 @@ def whole_characters(text: bytes) -> bytes:
     return text
 
 
-def spell_bytes(encoder: Encoder, texts: Sequence[bytes], *, threads: int = 1) -> Spelled:
-    """`encoder.spell` for texts in which bytes may stand that are no UTF-8: each becomes the receiver's token of that byte.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a text with its ids [T]: valid UTF-8, or bytes that are none."""
 
-    Raises TextError as the encoder does, and where the receiver has no token for such a byte, with its offset.
-    """
-    pieces_N = [_pieces(text) for text in texts]
-    if all(len(pieces) == 1 and pieces[0][1] for pieces in pieces_N):
-        return encoder.spell(texts, threads=threads)
-    spelled = encoder.spell([piece for pieces in pieces_N for piece, is_text in pieces if is_text], threads=threads)
-    byte_ids = _byte_ids(encoder.table)
-    ids, ends, changed, counts, lost = [], [], [], [], np.zeros((2, len(texts)), np.int64)
+    content: bytes
+    ids: npt.NDArray[np.int32]
+    is_text: bool
+
+
+def encode_bytes(encoder: Encoder, text: bytes) -> list[Piece]:
+    """`encoder.encode` for a text in which bytes may stand that are no UTF-8: each becomes the receiver's token of that
+    byte. Raises TextError as the encoder does, and where the receiver has no token for such a byte, with its offset."""
+    pieces: list[Piece] = []
+    offset = 0
+    for content, is_text in _pieces(text):
+        ids = encoder.encode(content) if is_text else _as_byte_tokens(encoder.table, content, offset, len(text))
+        pieces.append(Piece(content, ids, is_text))
+        offset += len(content)
+    return pieces
+
+
+def locate_pieces(encoder: Encoder, pieces_N: Sequence[Sequence[Piece]]) -> Spelled:
+    """Where the tokens of texts in pieces end in them, as `encoder.locate` says it for whole texts."""
+    texts = [piece for pieces in pieces_N for piece in pieces if piece.is_text]
+    spelled = encoder.locate([piece.content for piece in texts], [piece.ids for piece in texts])
+    if all(len(pieces) == 1 and pieces[0].is_text for pieces in pieces_N):
+        return spelled
+    joined: list[Spelled] = []
     used = 0
-    for text, pieces in enumerate(pieces_N):
-        offset = n_tokens = 0
-        for piece, is_text in pieces:
-            if is_text:
-                own = slice(*spelled.cu[used : used + 2])
-                ids.append(spelled.ids[own])
-                ends.append(spelled.ends[own] + offset)
-                changed.append(spelled.changed_mask[own])
-                lost[:, text] += spelled.changed_bytes[used], spelled.lost_bytes[used]
-                used += 1
-            else:
-                ids.append(_as_byte_tokens(piece, byte_ids, offset, len(texts[text])))
-                ends.append(np.arange(1, len(piece) + 1) + offset)
-                changed.append(np.zeros(len(piece), np.bool_))
-            offset += len(piece)
-            n_tokens += len(ids[-1])
-        counts.append(n_tokens)
+    for pieces in pieces_N:
+        parts = []
+        for piece in pieces:
+            parts.append(spelled.text(used) if piece.is_text else _exactly(piece))
+            used += piece.is_text
+        joined.append(_end_to_end(parts, [len(piece.content) for piece in pieces]))
+    return Spelled.join(joined)
+
+
+def spell_bytes(encoder: Encoder, texts: Sequence[bytes]) -> Spelled:
+    """`encoder.spell` for texts in which bytes may stand that are no UTF-8. Raises as `encode_bytes` does."""
+    return locate_pieces(encoder, [encode_bytes(encoder, text) for text in texts])
+
+
+def _exactly(piece: Piece) -> Spelled:
+    """One token per byte."""
+    n = len(piece.ids)
+    nothing = np.zeros(1, np.int64)
     return Spelled(
-        ids=np.concatenate([np.empty(0, np.int32), *ids]),
+        ids=piece.ids,
+        ends=np.arange(1, n + 1),
+        cu=np.array([0, n]),
+        changed_mask=np.zeros(n, np.bool_),
+        changed_bytes=nothing,
+        lost_bytes=nothing,
+    )
+
+
+def _end_to_end(parts: Sequence[Spelled], lengths: Sequence[int]) -> Spelled:
+    """The pieces of one text as one. What has no token of its own (lost bytes) is covered by the token before it, at the
+    beginning of the text by the first, which then does not spell its very bytes."""
+    ends: list[npt.NDArray[np.int64]] = []
+    changed: list[npt.NDArray[np.bool_]] = []
+    offset = 0
+    uncovered = False
+    for part, length in zip(parts, lengths, strict=True):
+        own_ends, own_changed = part.ends + offset, part.changed_mask.copy()
+        offset += length
+        if not len(own_ends):
+            if length and any(map(len, ends)):
+                last = next(index for index in range(len(ends) - 1, -1, -1) if len(ends[index]))
+                ends[last][-1], changed[last][-1] = offset, True
+            uncovered |= bool(length)
+        elif uncovered and not any(map(len, ends)):
+            own_changed[0] = True
+        ends.append(own_ends)
+        changed.append(own_changed)
+    return Spelled(
+        ids=np.concatenate([np.empty(0, np.int32), *(part.ids for part in parts)]),
         ends=np.concatenate([np.empty(0, np.int64), *ends]),
-        cu=np.cumsum([0, *counts]),
+        cu=np.array([0, sum(map(len, ends))]),
         changed_mask=np.concatenate([np.empty(0, np.bool_), *changed]),
-        changed_bytes=lost[0],
-        lost_bytes=lost[1],
+        changed_bytes=sum((part.changed_bytes for part in parts), start=np.zeros(1, np.int64)),
+        lost_bytes=sum((part.lost_bytes for part in parts), start=np.zeros(1, np.int64)),
     )
 
 
@@ -86,17 +134,13 @@ def _begins_a_character(tail: bytes) -> bool:
     return False
 
 
-def _byte_ids(table: TokenTable) -> npt.NDArray[np.int32]:
-    """The token of each byte value [256], -1 where there is none; a byte piece before a normal one."""
-    ids = np.full(256, -1, np.int32)
+def _as_byte_tokens(table: TokenTable, content: bytes, offset: int, length: int) -> npt.NDArray[np.int32]:
+    """The token of each byte, a byte piece before a normal one."""
+    byte_ids = np.full(256, -1, np.int32)
     for kind in (TokenKind.TEXT, TokenKind.BYTE):
         single = np.flatnonzero((table.widths == 1) & (table.kinds == kind))[::-1]
-        ids[table.blob[table.offsets[single]]] = single
-    return ids
-
-
-def _as_byte_tokens(piece: bytes, byte_ids: npt.NDArray[np.int32], offset: int, length: int) -> npt.NDArray[np.int32]:
-    values = np.frombuffer(piece, np.uint8)
+        byte_ids[table.blob[table.offsets[single]]] = single
+    values = np.frombuffer(content, np.uint8)
     ids = byte_ids[values]
     if (ids < 0).any():
         at = int(np.argmax(ids < 0))

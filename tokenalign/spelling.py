@@ -42,6 +42,44 @@ class Spelled:
     changed_bytes: npt.NDArray[np.int64]
     lost_bytes: npt.NDArray[np.int64]
 
+    def text(self, number: int) -> Spelled:
+        """One of the texts."""
+        own, one = slice(*self.cu[number : number + 2]), slice(number, number + 1)
+        return Spelled(
+            ids=self.ids[own],
+            ends=self.ends[own],
+            cu=self.cu[number : number + 2] - self.cu[number],
+            changed_mask=self.changed_mask[own],
+            changed_bytes=self.changed_bytes[one],
+            lost_bytes=self.lost_bytes[one],
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Spelled]) -> Spelled:
+        """The texts of all parts, one after the other."""
+        counts = [np.diff(part.cu) for part in parts]
+        return cls(
+            ids=np.concatenate([np.empty(0, np.int32), *(part.ids for part in parts)]),
+            ends=np.concatenate([np.empty(0, np.int64), *(part.ends for part in parts)]),
+            cu=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))]),
+            changed_mask=np.concatenate([np.empty(0, np.bool_), *(part.changed_mask for part in parts)]),
+            changed_bytes=np.concatenate([np.empty(0, np.int64), *(part.changed_bytes for part in parts)]),
+            lost_bytes=np.concatenate([np.empty(0, np.int64), *(part.lost_bytes for part in parts)]),
+        )
+
+    def without(self, refused: npt.NDArray[np.bool_]) -> Spelled:
+        """The texts [N] that are refused left empty."""
+        counts = np.diff(self.cu)
+        kept = ~np.repeat(refused, counts)
+        return Spelled(
+            ids=self.ids[kept],
+            ends=self.ends[kept],
+            cu=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(refused, 0, counts))]),
+            changed_mask=self.changed_mask[kept],
+            changed_bytes=np.where(refused, 0, self.changed_bytes),
+            lost_bytes=np.where(refused, 0, self.lost_bytes),
+        )
+
 
 class Speller:
     """Finds token ends for the encodings of one tokenizer. May be used from several threads at once."""

@@ -6,7 +6,10 @@ Shape legend: N texts · A tokens of the source · B tokens of the receiver · G
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +17,10 @@ import numpy.typing as npt
 from tokenalign.align import Alignment, align_batch, widths
 from tokenalign.encoder import Encoder
 from tokenalign.errors import AlignmentError, RoleError, TableError, TokenAlignError, TooLongError
-from tokenalign.raw_bytes import spell_bytes, whole_characters
+from tokenalign.raw_bytes import Piece, encode_bytes, locate_pieces, whole_characters
 from tokenalign.residual import Residual, TranslationError, per_text, structure
 from tokenalign.spelling import Spelled
+from tokenalign.table import TokenKind
 from tokenalign.trace import Trace
 from tokenalign.transfer import extremes, sum_spans
 
@@ -81,6 +85,26 @@ class Translation:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One text that can be translated. held_bytes: of an incomplete last character."""
+
+    trace: Trace
+    pieces: Sequence[Piece]
+    held_bytes: int
+
+    @property
+    def n_source_tokens(self) -> int:
+        return 0 if self.trace.ends is None else np.size(self.trace.ends)
+
+
+_NOTHING = _Row(
+    trace=Trace(text=b"", ends=None, finished=False, has_eos=False),
+    pieces=[Piece(b"", np.empty(0, np.int32), is_text=True)],
+    held_bytes=0,
+)
+
+
 class Translator:
     """Turns other tokenizers' texts into the ids of one receiver. May be used from several threads at once."""
 
@@ -89,8 +113,9 @@ class Translator:
 
         Raises TableError when the encoder's table has no such id.
         """
-        if eos_id is not None and not 0 <= eos_id < len(encoder.table):
-            raise TableError(f"`eos_id` must be an id of the table of {len(encoder.table)} ids, got eos_id={eos_id}")
+        table = encoder.table
+        if eos_id is not None and (not 0 <= eos_id < len(table) or table.kind(eos_id) is TokenKind.HOLE):
+            raise TableError(f"`eos_id` must be a token of the receiver's table of {len(table)} ids, got eos_id={eos_id}")
         self._encoder = encoder
         self._eos_id = eos_id
         self._limits = limits
@@ -106,51 +131,107 @@ class Translator:
         (with the residual), TooLongError beyond max_tokens (nothing is ever cut off), RoleError for an end of sequence
         that cannot be mapped, and AlignmentError where the ends do not cover the text or traces do not fit them.
         """
-        return self._translate([trace], max_tokens=max_tokens, threads=1)
+        return self.translate_batch([trace], max_tokens=max_tokens)[0]
 
     def translate_batch(self, traces: Sequence[Trace], *, max_tokens: int, threads: int = 1) -> Translation:
         """`translate` for N texts in one pass; those that it would refuse are left empty, with their errors.
 
-        Either all traces have ends (log-probs, a mask) or none has.
+        Either all traces have ends (log-probs, a mask) or none has; AlignmentError otherwise. threads: that encode.
         """
-        try:
-            return self._translate(traces, max_tokens=max_tokens, threads=threads)
-        except TokenAlignError as first:
-            errors: dict[int, TokenAlignError] = {}
-            for text, trace in enumerate(traces):
-                try:
-                    self._translate([trace], max_tokens=max_tokens, threads=1)
-                except TokenAlignError as error:
-                    errors[text] = error
-            if not errors:  # they do not go together
-                raise first
-            kept = [_emptied(trace) if text in errors else trace for text, trace in enumerate(traces)]
-            return replace(self._translate(kept, max_tokens=max_tokens, threads=threads), errors=errors)
+        read = partial(self._read, max_tokens=max_tokens)
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                rows = list(pool.map(read, traces))
+        else:
+            rows = [read(trace) for trace in traces]
+        errors = {text: row for text, row in enumerate(rows) if isinstance(row, TokenAlignError)}
+        kept = [_NOTHING if isinstance(row, TokenAlignError) else row for row in rows]
+        spelled = locate_pieces(self._encoder, [row.pieces for row in kept])
+        for text, row in enumerate(kept):
+            if row.trace.text and (error := self._lost_too_much(spelled, text, row)) is not None:
+                errors[text] = error
+        translation = self._carry(kept, spelled, errors)
+        too_tangled = self._too_tangled(translation)
+        if too_tangled:
+            errors |= too_tangled
+            translation = self._carry(kept, spelled, errors)
+        return translation
 
-    def _translate(self, traces: Sequence[Trace], *, max_tokens: int, threads: int) -> Translation:
-        finished = np.array([trace.finished for trace in traces], np.bool_)
-        self._check_roles(traces)
-        contents = [trace.text if trace.finished else whole_characters(trace.text) for trace in traces]
-        spelled = self._with_eos(spell_bytes(self._encoder, contents, threads=threads), contents, finished)
-        held_N = [len(trace.text) - len(content) for trace, content in zip(traces, contents, strict=True)]
-        self._check_tokens(spelled, contents, finished, max_tokens)
-        alignment = _align(traces, spelled, finished, np.array(held_N) > 0)
+    def _read(self, trace: Trace, *, max_tokens: int) -> _Row | TokenAlignError:
+        """A checked trace with its ids, or why it is refused."""
+        try:
+            trace = trace.checked()
+            if trace.finished and self._eos_id is None:
+                raise RoleError("the receiver has no end-of-sequence token to end a finished text, got eos_id=None")
+            content = trace.text if trace.finished else whole_characters(trace.text)
+            pieces = encode_bytes(self._encoder, content)
+            n_tokens = sum(len(piece.ids) for piece in pieces)
+            if n_tokens + trace.finished > max_tokens:
+                raise TooLongError(
+                    f"a text of {len(content)} bytes takes more of the receiver's tokens than allowed, got "
+                    f"{n_tokens + trace.finished} tokens with max_tokens={max_tokens}; raise the limit or drop the text"
+                )
+            if content and not n_tokens:
+                raise TranslationError(
+                    f"no token of the receiver stands for any of the text, got {content[:40]!r} "
+                    f"(tokenizer {self._encoder.fingerprint}); refuse it",
+                    residual=Residual(lost_bytes=len(content)),
+                )
+        except TokenAlignError as error:
+            return error
+        return _Row(trace=trace, pieces=pieces, held_bytes=len(trace.text) - len(content))
+
+    def _lost_too_much(self, spelled: Spelled, text: int, row: _Row) -> TranslationError | None:
+        lost, changed = int(spelled.lost_bytes[text]), int(spelled.changed_bytes[text])
+        if not lost and not changed:
+            return None
+        residual = Residual(lost_bytes=lost, changed_bytes=changed, tail_bytes=row.held_bytes)
+        for name, value, most in (
+            ("lost_bytes", lost, self._limits.max_lost_bytes),
+            ("changed_bytes", changed, self._limits.max_changed_bytes),
+        ):
+            if most is not None and value > most:
+                return self._beyond(name, value, most, residual)
+        return None
+
+    def _too_tangled(self, translation: Translation) -> dict[int, TokenAlignError]:
+        most = self._limits.max_struct
+        if most is None:
+            return {}
+        beyond = [(text, each) for text, each in enumerate(translation.residuals) if each.struct > most]
+        return {text: self._beyond("struct", each.struct, most, each) for text, each in beyond}
+
+    def _beyond(self, name: str, value: float, most: float, residual: Residual) -> TranslationError:
+        losses = ", ".join(self._encoder.table.losses) or "lossless"
+        return TranslationError(
+            f"the translation loses more than allowed, got {name}={value} with max_{name}={most} "
+            f"(tokenizer {self._encoder.fingerprint}: {losses}); refuse the text or raise the limit",
+            residual=residual,
+        )
+
+    def _carry(self, kept: Sequence[_Row], spelled: Spelled, errors: Mapping[int, TokenAlignError]) -> Translation:
+        """Align all texts but the refused ones, and carry their traces over."""
+        rows = [_NOTHING if text in errors else row for text, row in enumerate(kept)]
+        if errors:
+            spelled = spelled.without(np.isin(np.arange(len(rows)), list(errors)))
+        finished = np.array([row.trace.finished for row in rows], np.bool_)
+        spelled = self._with_eos(spelled, [len(row.trace.text) for row in rows], finished)
+        traces = [row.trace for text, row in enumerate(rows) if text not in errors]
+        cu_a = np.cumsum([0, *(row.n_source_tokens for row in rows)])
+        alignment = _align(rows, _joined(traces, "ends"), cu_a, spelled, finished)
+        logprobs, source_mask = _joined(traces, "logprobs"), _joined(traces, "mask")
         counts: dict[str, Sequence[float]] = {
             "changed_bytes": spelled.changed_bytes.tolist(),
             "lost_bytes": spelled.lost_bytes.tolist(),
-            "tail_bytes": held_N,
+            "tail_bytes": [row.held_bytes for row in rows],
         }
         span_logprobs = mask = None
         if alignment is not None:
-            logprobs, source_mask = _joined(traces, "logprobs"), _joined(traces, "mask")
-            if logprobs is not None:
-                span_logprobs = sum_spans(logprobs, alignment)
+            span_logprobs = None if logprobs is None else sum_spans(logprobs, alignment)
             counts |= structure(alignment, span_logprobs)
             if source_mask is not None:
                 mask, some = extremes(source_mask.astype(np.bool_), alignment, missing=np.False_)
                 counts["seam_bytes"] = per_text(widths(spelled.ends, spelled.cu) * (mask != some), spelled.cu).tolist()
-        residuals = [Residual(**dict(zip(counts, each, strict=True))) for each in zip(*counts.values(), strict=True)]
-        self._check_limits(residuals)
         return Translation(
             ids=spelled.ids,
             ends=spelled.ends,
@@ -158,17 +239,11 @@ class Translator:
             alignment=alignment,
             span_logprobs=span_logprobs,
             mask=mask,
-            residuals=residuals,
+            residuals=[Residual(**dict(zip(counts, each, strict=True))) for each in zip(*counts.values(), strict=True)],
+            errors=errors,
         )
 
-    def _check_roles(self, traces: Sequence[Trace]) -> None:
-        for trace in traces:
-            if trace.has_eos and not trace.finished:
-                raise RoleError("a text with an end-of-sequence token is finished, got finished=False, has_eos=True")
-            if trace.finished and self._eos_id is None:
-                raise RoleError("the receiver has no end-of-sequence token to end a finished text, got eos_id=None")
-
-    def _with_eos(self, spelled: Spelled, contents: Sequence[bytes], finished: npt.NDArray[np.bool_]) -> Spelled:
+    def _with_eos(self, spelled: Spelled, lengths: Sequence[int], finished: npt.NDArray[np.bool_]) -> Spelled:
         """The receiver's end-of-sequence token behind each finished text."""
         if not finished.any():
             return spelled
@@ -180,86 +255,37 @@ class Translator:
         changed_mask = np.zeros(cu[-1], np.bool_)
         ids[content_mask], ends[content_mask] = spelled.ids, spelled.ends
         changed_mask[content_mask] = spelled.changed_mask
-        ends[~content_mask] = np.array([len(content) for content in contents])[finished]
+        ends[~content_mask] = np.array(lengths)[finished]
         return replace(spelled, ids=ids, ends=ends, cu=cu, changed_mask=changed_mask)
-
-    def _check_tokens(
-        self, spelled: Spelled, contents: Sequence[bytes], finished: npt.NDArray[np.bool_], max_tokens: int
-    ) -> None:
-        counts = np.diff(spelled.cu)
-        for text in np.flatnonzero(counts == finished).tolist():
-            if contents[text]:
-                raise TranslationError(
-                    f"no token of the receiver stands for any of the text, got {contents[text][:40]!r} "
-                    f"(tokenizer {self._encoder.fingerprint}); refuse it",
-                    residual=Residual(lost_bytes=len(contents[text])),
-                )
-        if counts.max(initial=0) > max_tokens:
-            text = int(counts.argmax())
-            raise TooLongError(
-                f"a text of {len(contents[text])} bytes takes more of the receiver's tokens than allowed, got "
-                f"{counts[text]} tokens with max_tokens={max_tokens}; raise the limit or drop the text"
-            )
-
-    def _check_limits(self, residuals: Sequence[Residual]) -> None:
-        limits = self._limits
-        for residual in residuals:
-            for name, value, most in (
-                ("lost_bytes", residual.lost_bytes, limits.max_lost_bytes),
-                ("changed_bytes", residual.changed_bytes, limits.max_changed_bytes),
-                ("struct", residual.struct, limits.max_struct),
-            ):
-                if most is not None and value > most:
-                    raise TranslationError(
-                        f"the translation loses more than allowed, got {name}={value} with max_{name}={most} "
-                        f"(tokenizer {self._encoder.fingerprint}: {', '.join(self._encoder.table.losses) or 'lossless'}); "
-                        f"refuse the text or raise the limit",
-                        residual=residual,
-                    )
 
 
 def _align(
-    traces: Sequence[Trace], spelled: Spelled, finished: npt.NDArray[np.bool_], held: npt.NDArray[np.bool_]
+    rows: Sequence[_Row],
+    ends_a: npt.NDArray[Any] | None,
+    cu_a: npt.NDArray[np.int64],
+    spelled: Spelled,
+    finished: npt.NDArray[np.bool_],
 ) -> Alignment | None:
     """Source to receiver, None for traces without ends. Tokens that do not spell the text's very bytes are not exact."""
-    ends_a = _joined(traces, "ends")
     if ends_a is None:
         return None
-    counts = [_n_tokens(trace) for trace in traces]
-    eos_a = np.array([trace.has_eos for trace in traces], np.bool_)
-    cu_a = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    eos_a = np.array([row.trace.has_eos for row in rows], np.bool_)
+    held = np.array([row.held_bytes > 0 for row in rows], np.bool_)
     alignment = align_batch(ends_a, cu_a, spelled.ends, spelled.cu, eos_a=eos_a, eos_b=finished, open_end=held)
-    for text in np.flatnonzero(held).tolist():
-        last, length = alignment.ends_a[cu_a[text] : cu_a[text + 1]][-1:].sum(), len(traces[text].text)
-        if last != length:
-            raise AlignmentError(f"`ends` must cover the text of {length} bytes, got {last} as the last end")
     if spelled.changed_mask.any():
         return replace(alignment, exact_b=alignment.exact_b & ~spelled.changed_mask)
     return alignment
 
 
-def _joined(traces: Sequence[Trace], name: str) -> npt.NDArray[np.generic] | None:
+def _joined(traces: Sequence[Trace], name: Literal["ends", "logprobs", "mask"]) -> npt.NDArray[Any] | None:
     """One trace of all texts, one after the other; None where no text has it."""
     given = [getattr(trace, name) for trace in traces]
-    if all(each is None for each in given):
+    with_it = [each for each in given if each is not None]
+    if not with_it:
         return None
-    if any(each is None for each in given):
-        text = next(text for text, each in enumerate(given) if each is None)
-        raise AlignmentError(f"either all traces of a batch have `{name}` or none, got {name}=None in text {text} alone")
-    arrays = [np.asarray(each) for each in given]
-    for trace, array in zip(traces, arrays, strict=True):
-        if len(array) != _n_tokens(trace):
-            raise AlignmentError(f"`{name}` must have one entry per token, got {len(array)} for {_n_tokens(trace)} ends")
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-
-
-def _n_tokens(trace: Trace) -> int:
-    return 0 if trace.ends is None else np.size(np.asarray(trace.ends))
-
-
-def _emptied(trace: Trace) -> Trace:
-    """Nothing, with the same traces."""
-    none_of = {
-        name: np.asarray(value)[:0] for name in ("ends", "logprobs", "mask") if (value := getattr(trace, name)) is not None
-    }
-    return Trace(**({"ends": None} | none_of), text=b"", finished=False, has_eos=False)
+    shapes = {np.shape(each)[1:] for each in with_it}
+    if len(with_it) < len(given) or len(shapes) > 1:
+        raise AlignmentError(
+            f"either all traces of a batch have `{name}` of one form or none, got {len(with_it)} of {len(given)} with it"
+        )
+    return np.concatenate(with_it) if len(with_it) > 1 else np.asarray(with_it[0])

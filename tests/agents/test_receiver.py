@@ -10,7 +10,7 @@ from agents.policies.tokenizer import PolicyTokenizer
 from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
 from agents.testing import make_group, make_prompt
-from tokenalign import TooLongError, Trace, Translation, TranslationError
+from tokenalign import AlignmentError, RoleError, TooLongError, Trace, Translation, TranslationError
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,8 @@ def test_ids_of_an_equal_tokenizer_are_adopted_checked_and_counted(receiver: Pee
     content = tokenizer.encode(b"abc")
     ended = np.append(content, np.int32(tokenizer.eos_id))
     for has_eos, given in ((True, ended), (False, content)):
-        assert receiver.adopt(peer(b"abc", 1, 2, 3, has_eos=has_eos), given).tolist() == ended.tolist()
+        ends = (1, 2, 3, 3) if has_eos else (1, 2, 3)
+        assert receiver.adopt(peer(b"abc", *ends, has_eos=has_eos), given).tolist() == ended.tolist()
     assert receiver.adopt(peer(b"abc", 1, 2, 3, finished=False), content).tolist() == content.tolist()
     taken = receiver.take()
     assert (taken["thl/tokens_in"], taken["thl/tokens_out"], taken["thl/residual"]) == (10, 11, 0)
@@ -153,7 +154,11 @@ def test_ids_of_an_equal_tokenizer_are_adopted_checked_and_counted(receiver: Pee
         receiver.adopt(peer(b"abd", 1, 2, 3), content)
     with pytest.raises(TooLongError, match="has 6 tokens, allowed are 5"):
         receiver.adopt(peer(b"abcde", 1, 2, 3, 4, 5), tokenizer.encode(b"abcde"))
-    assert receiver.take()["thl/refused"] == 2
+    with pytest.raises(RoleError, match="a control token within a text"):
+        receiver.adopt(peer(b"abc", 1, 2, 2, 3), np.insert(content, 2, tokenizer.eos_id))
+    with pytest.raises(AlignmentError, match="`ends` must cover"):
+        receiver.adopt(peer(b"abc", 1, 2), content)
+    assert receiver.take()["thl/refused"] == 4
 
 
 async def test_own_rewards_judge_a_peers_texts(receiver: PeerReceiver) -> None:

@@ -122,7 +122,7 @@ def test_a_batch_is_its_texts_one_by_one(kind: str, traces: list[Trace]) -> None
 
 def test_traces_that_do_not_go_together_are_refused() -> None:
     one = Trace(text=b"a", ends=[1], finished=False, has_eos=False)
-    with pytest.raises(AlignmentError, match="got ends=None in text 1 alone"):
+    with pytest.raises(AlignmentError, match="got 1 of 2 with it"):
         TRANSLATORS["char"].translate_batch([one, dataclasses.replace(one, ends=None)], max_tokens=9)
     with pytest.raises(AlignmentError, match="`logprobs` must have one entry per token, got 2 for 1 ends"):
         TRANSLATORS["char"].translate(dataclasses.replace(one, logprobs=[0, 0]), max_tokens=9)

@@ -38,6 +38,19 @@ def test_segments_are_seams_on_both_sides() -> None:
         split_segments(trace, [0, 1])
 
 
+def test_a_segment_is_finished_only_by_an_end_token() -> None:
+    # "hel" of the user is cut off by the role's change and gets no end of sequence; an end with a label of its own
+    # belongs to what it ends.
+    trace = Trace(text=b"hello", ends=[3, 5, 5], finished=True, has_eos=True)
+    for labels in ([0, 1, 1], [0, 1, 2]):
+        segments = split_segments(trace, labels)
+        assert [(each.text, each.finished, each.has_eos) for each in segments] == [(b"hel", False, False), (b"lo", True, True)]
+        ids = TRANSLATOR.translate_batch(segments, max_tokens=9).ids.tolist()
+        assert ids.count(EOS_ID) == 1 and ids[-1] == EOS_ID
+    twice = Trace(text=b"hello", ends=[3, 3, 5, 5], finished=True, has_eos=True)
+    assert [each.has_eos for each in split_segments(twice, [0, 0, 1, 1])] == [True, True]
+
+
 def test_a_template_that_rewrites_history_forks() -> None:
     """What comes before must stay what it was."""
     appended = [b"u1", b"u1 a1", b"u1 a1 u2"]

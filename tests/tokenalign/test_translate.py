@@ -295,7 +295,7 @@ def test_non_canonical_source_segmentations_conserve(kind: str, text: str, seed:
 
 
 def test_source_ends_that_do_not_cover_the_text_are_refused() -> None:
-    with pytest.raises(AlignmentError, match="got 1 bytes in 1 source tokens and 2 bytes in 2 receiver tokens"):
+    with pytest.raises(AlignmentError, match="cover the text of 2 bytes, got 1 as the last end"):
         cut_off("char", b"ab", np.array([1]))
     with pytest.raises(AlignmentError, match="cover the text of 4 bytes, got 2 as the last end"):
         cut_off("char", "ab€".encode()[:4], np.array([1, 2]))
@@ -313,3 +313,80 @@ def test_roles_that_cannot_be_mapped_are_refused() -> None:
 def test_a_foreign_end_of_sequence_is_refused() -> None:
     with pytest.raises(TableError, match="got eos_id=9999"):
         Translator(ENCODERS["char"], eos_id=9999)
+
+
+GOOD = Trace(text=b"hello", ends=[2, 5, 5], finished=True, has_eos=True, logprobs=[-1.0, -2.0, -3.0], mask=[True] * 3)
+LIES: dict[str, dict[str, object]] = {
+    "falling": {"ends": [3, 2, 5]},
+    "negative": {"ends": [-1, 5, 5]},
+    "wrapping": {"ends": [1, -(2**63), 5]},
+    "beyond": {"ends": [2, 2**62, 2**62]},
+    "short": {"ends": [2, 4, 4]},
+    "floats": {"ends": [2.0, 5.0, 5.0]},
+    "two rows": {"ends": [[2, 5, 5]]},
+    "a number": {"ends": 5},
+    "ragged": {"ends": [[1], [2, 3]]},
+    "words": {"ends": ["2", "5", "5"]},
+    "wide end": {"ends": [1, 2, 5]},
+    "no token": {"ends": [], "logprobs": [], "mask": []},
+    "NaN": {"logprobs": [-1.0, float("nan"), -1.0]},
+    "infinite": {"logprobs": [-1.0, float("-inf"), -1.0]},
+    "huge": {"logprobs": [-1.0, -1e30, -1.0]},
+    "positive": {"logprobs": [-1.0, 3.0, -1.0]},
+    "few log-probs": {"logprobs": [-1.0]},
+    "log-probs as words": {"logprobs": ["a", "b", "c"]},
+    "a log-prob": {"logprobs": -1.0},
+    "a mask of floats": {"mask": [1.0, 1.0, 0.0]},
+    "few masks": {"mask": [True]},
+    "not finished": {"finished": False},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lying_row_is_refused_and_the_others_are_unharmed(lie: str) -> None:
+    liar = dataclasses.replace(GOOD, **LIES[lie])  # type: ignore[arg-type]
+    whole = TRANSLATORS["byte_bpe"].translate_batch([GOOD, liar, GOOD], max_tokens=9)
+    assert set(whole.errors) == {1}
+    with pytest.raises((AlignmentError, RoleError)):
+        whole[1]
+    alone = TRANSLATORS["byte_bpe"].translate(GOOD, max_tokens=9)
+    for text in (0, 2):
+        assert whole[text].ids.tolist() == alone.ids.tolist()
+        assert whole[text].residual == alone.residual
+        np.testing.assert_array_equal(whole[text].span_logprobs, alone.span_logprobs)
+
+
+def test_rows_of_other_types_go_together() -> None:
+    rows = [
+        Trace(text=b"", ends=[], finished=False, has_eos=False, logprobs=[]),
+        Trace(text=b"ab", ends=np.array([1, 2], np.uint64), finished=False, has_eos=False, logprobs=np.zeros(2, np.float16)),
+        Trace(text=b"ab", ends=np.array([2], np.int8), finished=False, has_eos=False, logprobs=[-1]),
+    ]
+    whole = TRANSLATORS["char"].translate_batch(rows, max_tokens=9)
+    assert not whole.errors
+    assert whole.span_logprobs is not None and whole.span_logprobs.tolist() == [0, 0, -1]
+
+
+def test_all_rows_refused_leaves_nothing() -> None:
+    whole = TRANSLATORS["char"].translate_batch([dataclasses.replace(GOOD, ends=[9])] * 3, max_tokens=9)
+    assert len(whole.errors) == len(whole) == 3
+    assert not len(whole.ids)
+    assert whole.residual == Residual()
+    assert len(TRANSLATORS["char"].translate_batch([], max_tokens=9)) == 0
+
+
+@pytest.mark.parametrize("text, bound", [(b" \xff", 2), (b"\xff ", 2), (b"a \xff \xffb", 5), (b"\xff  a", 4)])
+def test_bytes_without_a_token_beside_a_stray_byte_are_never_exact(text: bytes, bound: int) -> None:
+    tokenizer = byte_bpe_tokenizer()
+    tokenizer.normalizer = normalizers.Strip()
+    encoder = Encoder(tokenizer)
+    anything = Translator(encoder, eos_id=EOS_ID, limits=Limits(max_lost_bytes=None))
+    for ends in (np.arange(1, len(text) + 1), [len(text)]):
+        got = anything.translate(Trace(text=text, ends=ends, finished=True, has_eos=False), max_tokens=9)
+        assert got.residual.lost_bytes + got.residual.changed_bytes == text.count(b" ")
+        assert got.ends[-1] == bound
+        assert got.alignment is not None
+        starts = [0, *got.ends[:-1].tolist()]
+        for token, (start, end) in enumerate(zip(starts, got.ends.tolist(), strict=True)):
+            if got.alignment.exact_b[token] and got.ids[token] != EOS_ID:
+                assert encoder.table.bytes_of(got.ids[token : token + 1]) == text[start:end]
