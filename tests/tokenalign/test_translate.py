@@ -375,8 +375,8 @@ def test_all_rows_refused_leaves_nothing() -> None:
     assert len(TRANSLATORS["char"].translate_batch([], max_tokens=9)) == 0
 
 
-@pytest.mark.parametrize("text, bound", [(b" \xff", 2), (b"\xff ", 2), (b"a \xff \xffb", 5), (b"\xff  a", 4)])
-def test_bytes_without_a_token_beside_a_stray_byte_are_never_exact(text: bytes, bound: int) -> None:
+@pytest.mark.parametrize("text", [b" \xff", b"\xff ", b"a \xff \xffb", b"\xff  a"])
+def test_bytes_without_a_token_beside_a_stray_byte_are_never_exact(text: bytes) -> None:
     tokenizer = byte_bpe_tokenizer()
     tokenizer.normalizer = normalizers.Strip()
     encoder = Encoder(tokenizer)
@@ -384,7 +384,7 @@ def test_bytes_without_a_token_beside_a_stray_byte_are_never_exact(text: bytes, 
     for ends in (np.arange(1, len(text) + 1), [len(text)]):
         got = anything.translate(Trace(text=text, ends=ends, finished=True, has_eos=False), max_tokens=9)
         assert got.residual.lost_bytes + got.residual.changed_bytes == text.count(b" ")
-        assert got.ends[-1] == bound
+        assert got.ends[-1] == len(text)
         assert got.alignment is not None
         starts = [0, *got.ends[:-1].tolist()]
         for token, (start, end) in enumerate(zip(starts, got.ends.tolist(), strict=True)):
