@@ -70,6 +70,8 @@ def split_spans(
     sums = np.asarray(sums_g, np.float64)
     if sums.shape[:1] != (len(alignment),) or sums.ndim > 2:
         raise AlignmentError(f"there must be one total per group, got shape={sums.shape} for {len(alignment)} groups")
+    if by not in ("bytes", "uniform", "prior"):
+        raise AlignmentError(f'`by` must be "bytes", "uniform" or "prior", got by={by!r}')
     if (by == "prior") != (prior_b is not None):
         raise AlignmentError(f'`prior_b` goes with by="prior" alone, got by={by!r}, prior_b={prior_b!r}')
     values = np.full((len(alignment.group_b), *sums.shape[1:]), np.nan)
@@ -114,10 +116,13 @@ def project_mask(
     where some byte was, "majority" where more than half were. False for a receiver token that shares no byte with a
     source token.
     """
+    if how not in ("all", "any", "majority"):
+        raise AlignmentError(f'`how` must be "all", "any" or "majority", got how={how!r}')
     if how == "majority":
         shares_B = mean_over_bytes(np.asarray(mask_a, np.bool_), alignment)
         return np.asarray(shares_B > 0.5, np.bool_)
-    least, most = extremes(np.asarray(mask_a, np.bool_), alignment, missing=np.False_)
+    mask = np.asarray(mask_a, np.bool_)
+    least, most = extremes(mask, alignment, missing=np.False_)
     return least if how == "all" else most
 
 
@@ -132,18 +137,21 @@ def straddling(labels_a: npt.ArrayLike, alignment: Alignment) -> npt.NDArray[np.
 def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: int = -1) -> npt.NDArray[np.int64]:
     """Labels (roles, turn numbers) of source tokens, ints [A], as labels of receiver tokens, int64 [B].
 
-    A token takes the label of most of its bytes, the earlier one in a tie; `missing` where it shares no byte with a
+    A token takes the label of most of its bytes, the least in a tie; `missing` where it shares no byte with a
     source token. Where labels meet within a token says `straddling`.
     """
     labels, overlaps = np.asarray(labels_a), alignment.overlaps
     _check_shape(labels.shape, alignment)
     labels_B = np.full(len(alignment.group_b), missing, np.int64)
     distinct, code_a = np.unique(labels, return_inverse=True)
-    if len(overlaps.first):
-        of_token = np.repeat(np.arange(len(overlaps.first)), np.diff(overlaps.first, append=len(overlaps.token_a)))
-        held = np.zeros((len(overlaps.first), len(distinct)), np.int64)
-        np.add.at(held, (of_token, code_a[overlaps.token_a]), overlaps.bytes)
-        labels_B[overlaps.owner] = distinct[held.argmax(axis=1)]
+    counts_R = np.diff(overlaps.first, append=len(overlaps.token_a))
+    pairs = np.repeat(np.arange(len(counts_R)), counts_R) * len(distinct) + code_a[overlaps.token_a]
+    met, which = np.unique(pairs, return_inverse=True)
+    held = np.bincount(which, weights=overlaps.bytes, minlength=len(met))
+    token_R, code = np.divmod(met, max(len(distinct), 1))
+    order = np.lexsort((code, -held, token_R))
+    first = order[np.searchsorted(token_R[order], np.arange(len(counts_R)))]
+    labels_B[overlaps.owner] = distinct[code[first]]
     return labels_B
 
 
@@ -163,8 +171,8 @@ def extremes(labels_a: npt.NDArray[S], alignment: Alignment, *, missing: S | boo
 def _weights(by: str, alignment: Alignment, prior_b: npt.ArrayLike | None) -> Floats:
     if by == "prior":
         prior = np.asarray(prior_b, np.float64)
-        if prior.shape != alignment.group_b.shape:
-            raise AlignmentError(f"`prior_b` must have one value per receiver token, got shape={prior.shape}")
+        if prior.shape != alignment.group_b.shape or not np.isfinite(prior).all():
+            raise AlignmentError(f"`prior_b` must have one finite value per receiver token, got shape={prior.shape}")
         return prior
     if by == "uniform":
         return np.zeros(len(alignment.group_b))
@@ -173,12 +181,12 @@ def _weights(by: str, alignment: Alignment, prior_b: npt.ArrayLike | None) -> Fl
 
 def _checked(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
     values = np.asarray(values_a, dtype=np.float64)
-    _check_shape(values.shape, alignment)
+    _check_shape(values.shape, alignment, most_dimensions=2)
     return values
 
 
-def _check_shape(shape: tuple[int, ...], alignment: Alignment) -> None:
-    if shape[:1] != alignment.group_a.shape or len(shape) > 2:
+def _check_shape(shape: tuple[int, ...], alignment: Alignment, *, most_dimensions: int = 1) -> None:
+    if shape[:1] != alignment.group_a.shape or len(shape) > most_dimensions:
         raise AlignmentError(
             f"a trace must have one value per source token, got shape={shape} for {len(alignment.group_a)} tokens"
         )

@@ -186,9 +186,17 @@ def test_splits_that_do_not_fit_are_refused() -> None:
     alignment = align([4, 5], [1, 4, 5])
     with pytest.raises(AlignmentError, match=r"got shape=\(3,\) for 2 groups"):
         split_spans([0, 0, 0], alignment)
+    with pytest.raises(AlignmentError, match="got by='byte'"):
+        split_spans([0, 0], alignment, by="byte")  # type: ignore[arg-type]
+    with pytest.raises(AlignmentError, match="got how='most'"):
+        project_mask([True, True], alignment, how="most")  # type: ignore[arg-type]
+    with pytest.raises(AlignmentError, match="finite"):
+        split_spans([0, 0], alignment, by="prior", prior_b=[-1, -np.inf, -1])
+    with pytest.raises(AlignmentError, match=r"got shape=\(2, 1\)"):
+        project_labels([[0], [1]], alignment)
     with pytest.raises(AlignmentError, match="prior_b=None"):
         split_spans([0, 0], alignment, by="prior")
-    with pytest.raises(AlignmentError, match=r"one value per receiver token, got shape=\(2,\)"):
+    with pytest.raises(AlignmentError, match=r"one finite value per receiver token, got shape=\(2,\)"):
         split_spans([0, 0], alignment, by="prior", prior_b=[0, 0])
 
 
