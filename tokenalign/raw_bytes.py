@@ -120,10 +120,14 @@ def _end_to_end(parts: Sequence[Spelled], lengths: Sequence[int]) -> Spelled:
 
 
 def _pieces(text: bytes) -> list[tuple[bytes, bool]]:
-    """The text cut into valid UTF-8 (True) and bytes that are none (False); no piece for an empty text but itself."""
-    parts = _STRAY.split(text.decode(errors="surrogateescape"))
-    pieces = [(part.encode(errors="surrogateescape"), index % 2 == 0) for index, part in enumerate(parts)]
-    return [piece for piece in pieces if piece[0]] or [(b"", True)]
+    """The text cut into valid UTF-8 (True) and bytes that are none (False)."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        parts = _STRAY.split(text.decode(errors="surrogateescape"))
+        pieces = [(part.encode(errors="surrogateescape"), index % 2 == 0) for index, part in enumerate(parts)]
+        return [piece for piece in pieces if piece[0]]
+    return [(text, True)]
 
 
 def _begins_a_character(tail: bytes) -> bool:
