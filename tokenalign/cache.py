@@ -1,8 +1,9 @@
 """What is slow to make and the same everywhere, kept on disk: token tables and converted tokenizers.
 
-A file is trusted only with the checksum of its name and content at its end; any other is as good as none. Where nothing
-can be written, nothing is kept. MUTUALRL_CACHE names another place than the user's cache directory; empty, it turns the
-cache off.
+A file is trusted only if it is a regular one of this user's, at most a gibibyte, with the checksum of its name and
+content at its end; any other is as good as none. The checksum finds damage and no ill will: what a file says is for its
+reader to check. Where nothing can be written, nothing is kept. MUTUALRL_CACHE names another place than the user's cache
+directory; empty, it turns the cache off.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 _DIGEST_BYTES = 32
+_MOST_BYTES = 1 << 30
 
 
 def place() -> Path | None:
@@ -40,7 +43,7 @@ def load(name: str) -> bytes | None:
     if directory is None:
         return None
     try:
-        stored = (directory / name).read_bytes()
+        stored = _read_own(directory / name)
     except OSError:
         return None
     content = stored[:-_DIGEST_BYTES]
@@ -68,9 +71,12 @@ def load_arrays(name: str) -> dict[str, npt.NDArray[Any]] | None:
     if content is None:
         return None
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                return None  # `store_arrays` packs nothing: this is another's, and may unpack to any size
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except Exception:  # foreign bytes: zipfile and numpy fail on them in a dozen ways
         return None
 
 
@@ -79,6 +85,20 @@ def store_arrays(name: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     store(name, buffer.getvalue())
+
+
+def _read_own(path: Path) -> bytes:
+    """A file's content; b"" for what is no regular file of this user, or too large."""
+    # Not to wait for the other end of a pipe, nor to follow a link out of the cache.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MOST_BYTES:
+            return b""
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(status.st_size)
+    finally:
+        os.close(handle)
 
 
 def _digest(name: str, content: bytes) -> bytes:

@@ -7,18 +7,25 @@ section is parsed when it is asked for; vocabulary and merges, nearly all of the
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
 
 from tokenalign.errors import TableError
+from tokenalign.foreign import foreign
 
 SPACE_MARK = "\u2581"
-# Noncharacters: a special piece renamed with them is never met in a text.
-_NEVER_IN_TEXT = "\ufdd0{id}\ufdd1"
+# Ids index arrays, and the library makes some as long as the highest: one bad id would take all memory.
+MOST_IDS = 1 << 24
+# Another name for the unknown token, so that its own spelling is text. A text with this one gives the unknown token.
+_UNKNOWN = "\ufdd0unknown\ufdd1"
+_Parsed = TypeVar("_Parsed")
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NOTHING = msgspec.Raw(b"null")
 _NO_IDENTITY = ("truncation", "padding")
 _LARGE = ("vocab", "merges")
 
@@ -40,8 +47,16 @@ class Definition:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Definition:
-        """Read a tokenizer's definition. Raises TableError for kinds whose tokens do not carry their own bytes."""
-        definition = cls.read(tokenizer.to_str())
+        """Read a tokenizer's definition.
+
+        Raises TableError for kinds whose tokens do not carry their own bytes, for ids from MOST_IDS on and for parts
+        written in Python. Files of strangers belong through `open_tokenizer`: with an id near 2**32 the library ends the
+        process before anything can be checked here.
+        """
+        with foreign(TableError, "the tokenizer has no definition"):
+            content = tokenizer.to_str()
+        definition = cls.read(content)
+        definition.check_ids()
         model = definition.model
         marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
         if marks and model["type"] != "WordPiece":
@@ -55,38 +70,45 @@ class Definition:
     @classmethod
     def read(cls, content: str | bytes) -> Definition:
         """Read a definition's JSON. Raises TableError for other content."""
-        try:
+        with foreign(TableError, f"this is no tokenizer.json, got {len(content)} characters"):
             sections = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
             return cls(sections, msgspec.json.decode(sections["model"], type=dict[str, msgspec.Raw]))
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise TableError(f"this is no tokenizer.json, got {len(content)} characters: {error!r}") from error
+
+    def check_ids(self) -> None:
+        """Raise TableError where an id is negative or not below MOST_IDS."""
+        ids = [*self.vocab.values(), *(token.id for token in self.added_tokens)]
+        for bad in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= bad < MOST_IDS:
+                raise TableError(f"token ids must be from 0 to {MOST_IDS - 1}, got id={bad} in the definition of a tokenizer")
 
     @cached_property
     def tree(self) -> dict[str, Any]:
         """All of the definition, parsed: slow for large vocabularies."""
-        return {name: msgspec.json.decode(raw) for name, raw in self.sections.items()}
+        return {name: _parsed(name, raw, Any) for name, raw in self.sections.items()}
 
     @cached_property
     def model(self) -> dict[str, Any]:
         """The `model` section without vocabulary and merges."""
-        return {name: msgspec.json.decode(raw) for name, raw in self.model_sections.items() if name not in _LARGE}
+        return {name: _parsed(name, raw, Any) for name, raw in self.model_sections.items() if name not in _LARGE}
 
     @cached_property
     def vocab(self) -> dict[str, int]:
         """The model's own pieces, added tokens left out."""
-        if self.model["type"] == "Unigram":
+        raw = self.model_sections.get("vocab", _NOTHING)
+        if bytes(memoryview(raw)[:1]) == b"[":
             return {piece: index for index, (piece, _) in enumerate(self._scored)}
-        return msgspec.json.decode(self.model_sections["vocab"], type=dict[str, int])
+        return _parsed("vocab", raw, dict[str, int])
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:
         """The merges of a BPE model by falling priority; none for other models."""
         raw = self.model_sections.get("merges")
-        return [] if raw is None else msgspec.json.decode(raw, type=list[tuple[str, str]])
+        return [] if raw is None else _parsed("merges", raw, list[tuple[str, str]])
 
     @cached_property
     def added_tokens(self) -> list[AddedToken]:
-        return msgspec.json.decode(self.sections["added_tokens"], type=list[AddedToken])
+        raw = self.sections.get("added_tokens")
+        return [] if raw is None else _parsed("added_tokens", raw, list[AddedToken])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -137,7 +159,8 @@ class Definition:
         tokens.
 
         Added tokens are taken out of the matcher, so that a text that spells one stays text. Where the model itself
-        could produce a control token from its spelling, the piece is renamed.
+        could produce a control token from its spelling, the piece is taken out of its vocabulary. The unknown token,
+        which the model needs, is renamed.
         """
         edited: dict[str, Any] = {
             "added_tokens": [],
@@ -155,37 +178,45 @@ class Definition:
 
     @cached_property
     def _scored(self) -> list[tuple[str, float]]:
-        return msgspec.json.decode(self.model_sections["vocab"], type=list[tuple[str, float]])
+        return _parsed("vocab", self.model_sections["vocab"], list[tuple[str, float]])
 
     def _model_without_specials(self) -> dict[str, Any]:
         edited: dict[str, Any] = dict(self.model_sections)
         if "dropout" in edited:
             edited["dropout"] = None
-        names = self._reachable_specials()
-        if not names:
+        specials = self._reachable_specials()
+        if not specials:
             return edited
         if self.model["type"] == "Unigram":
-            edited["vocab"] = [(names.get(piece, piece), score) for piece, score in self._scored]
+            # Ids are places. An empty piece keeps its place, and no part of a text is empty.
+            edited["vocab"] = [("" if piece in specials else piece, score) for piece, score in self._scored]
             return edited
-        edited["vocab"] = {names.get(piece, piece): index for piece, index in self.vocab.items()}
-        if self.model.get("unk_token") is not None:
-            edited["unk_token"] = names.get(self.model["unk_token"], self.model["unk_token"])
+        unk = self.model.get("unk_token")
+        vocab = {piece: index for piece, index in self.vocab.items() if piece not in specials}
+        if unk in specials:
+            vocab[_UNKNOWN], edited["unk_token"] = self.vocab[unk], _UNKNOWN
+        edited["vocab"] = vocab
         if self.model["type"] == "BPE":
             edited["merges"] = [
                 (left, right)
                 for left, right in self.merges
-                if left + right not in names and left not in names and right not in names
+                if left + right not in specials and left not in specials and right not in specials
             ]
         return edited
 
-    def _reachable_specials(self) -> dict[str, str]:
-        """A new name for each control token that the model itself can make of its spelling."""
-        specials = {token.id for token in self.added_tokens if token.special}
-        names = {piece: _NEVER_IN_TEXT.format(id=index) for piece, index in self.vocab.items() if index in specials}
-        if not names or self.model["type"] != "BPE" or self.model.get("ignore_merges"):
-            return names
-        made = {left + right for left, right in self.merges if left + right in names}
-        return {piece: name for piece, name in names.items() if piece in made or len(piece) == 1}
+    def _reachable_specials(self) -> set[str]:
+        """The control tokens that the model itself can make of a text."""
+        ids = {token.id for token in self.added_tokens if token.special}
+        specials = {piece for piece, index in self.vocab.items() if index in ids}
+        if not specials or self.model["type"] != "BPE" or self.model.get("ignore_merges"):
+            return specials
+        made = {joined for left, right in self.merges if (joined := left + right) in specials}
+        return {piece for piece in specials if piece in made or len(piece) == 1 or BYTE_PIECE.fullmatch(piece)}
+
+
+def _parsed(name: str, raw: msgspec.Raw, kind: type[_Parsed]) -> _Parsed:
+    with foreign(TableError, f"`{name}` of the tokenizer.json cannot be read"):
+        return msgspec.json.decode(raw, type=kind)
 
 
 def _flatten(part: dict[str, Any] | None) -> list[dict[str, Any]]:

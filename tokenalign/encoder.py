@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenalign.definition import Definition
 from tokenalign.errors import TableError, TextError
 from tokenalign.fast_bpe import FastBpe, SlowError
+from tokenalign.foreign import foreign
 from tokenalign.spelling import Spelled, Speller
 from tokenalign.table import TokenTable
 
@@ -91,12 +92,8 @@ class Encoder:
         ids = self._fast.encode(string) if self._fast else None
         if ids is not None:
             return ids
-        try:
+        what = f"the tokenizer {self.fingerprint} cannot encode a text of {len(text)} bytes (is there an unknown token?)"
+        with foreign(TextError, what):
             # A batch of one: without character offsets, and on one thread whatever the library's own settings.
             (encoding,) = self._clone.encode_batch_fast([string], add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exception where a piece and the unknown token are missing
-            raise TextError(
-                f"the tokenizer {self.fingerprint} cannot encode a text of {len(text)} bytes: {error}; "
-                f"does its vocabulary have an unknown token?"
-            ) from error
         return np.asarray(encoding.ids, dtype=np.int32)

@@ -23,6 +23,7 @@ from tokenizers.models import Model
 
 from tokenalign.definition import Definition
 from tokenalign.errors import TokenAlignError
+from tokenalign.foreign import is_panic
 from tokenalign.pieces import byte_stand_ins
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ class FastBpe:
         except ValueError:
             return None
         except BaseException as error:
-            # A panic in the library is no Exception, and its type cannot be imported.
-            if type(error).__name__ != "PanicException":
+            if not is_panic(error):
                 raise
             return None
         if self._widths[ranks].sum() != (len(text) if text.isascii() else len(text.encode())):

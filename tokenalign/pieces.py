@@ -5,14 +5,10 @@ Shape legend: V vocabulary · C characters of all pieces.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import numpy.typing as npt
 
-from tokenalign.definition import SPACE_MARK, Definition
-
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from tokenalign.definition import BYTE_PIECE, SPACE_MARK, Definition
 
 
 def byte_stand_ins() -> dict[str, int]:
@@ -49,7 +45,7 @@ def byte_pieces(definition: Definition) -> dict[int, int]:
     if definition.byte_level or not definition.byte_fallback:
         return {}
     candidates = [(index, piece) for index, piece in enumerate(definition.vocab) if piece.startswith("<0x")]
-    return {index: int(match[1], 16) for index, piece in candidates if (match := _BYTE_PIECE.fullmatch(piece))}
+    return {index: int(match[1], 16) for index, piece in candidates if (match := BYTE_PIECE.fullmatch(piece))}
 
 
 def _from_stand_ins(pieces: list[str]) -> list[bytes]:

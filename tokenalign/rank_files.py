@@ -5,15 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from tokenalign.definition import MOST_IDS
 from tokenalign.errors import SourceError
+from tokenalign.foreign import foreign
 from tokenalign.pieces import byte_stand_ins
 
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?(\n|\Z)")
+# Splitting a token takes the square of its length; the longest in use are 128 spaces.
+_MOST_TOKEN_BYTES = 1024
 # The first ids of Tekken files that name no special tokens themselves.
 _TEKKEN_SPECIALS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
@@ -50,12 +55,18 @@ def holds_ranks(content: bytes) -> bool:
 
 
 def read_ranks(content: bytes) -> dict[bytes, int]:
-    """Rank of each token of a tiktoken file. Raises SourceError with the line that is no token and rank."""
-    ranks = {}
+    """Rank of each token of a tiktoken file. Raises SourceError with the line that is no token and rank, or whose token
+    an earlier line has."""
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            spelled, rank = line.split()
+            token = base64.b64decode(spelled, validate=True)
+            if token in ranks:
+                raise SourceError(f"a tiktoken file has each token once, got {token[:40]!r} again in line {number}")
+            ranks[token] = int(rank)
+        except SourceError:
+            raise
         except (ValueError, binascii.Error) as error:
             raise SourceError(
                 f"a tiktoken file holds a base64 token and its rank in each line, got {line[:40]!r} in line {number}"
@@ -67,8 +78,13 @@ def from_ranks(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, 
     """Byte-level BPE with tiktoken's ids: every split of a token into two tokens is a merge of the token's rank, as
     transformers' TikTokenConverter has it. specials: ids of the control tokens.
 
-    Raises SourceError for a pattern that the library's regex engine does not take.
+    Raises SourceError for a pattern that the library's regex engine does not take, for ids that are not distinct or not
+    from 0 to 2**24 - 1, and for tokens that are empty, longer than 1024 bytes or spelled like a control token.
     """
+    _check_ids([*ranks.values(), *specials.values()])
+    sizes = list(map(len, ranks))
+    if min(sizes, default=1) == 0 or max(sizes, default=1) > _MOST_TOKEN_BYTES:
+        raise SourceError(f"tokens must have 1 to {_MOST_TOKEN_BYTES} bytes, got one of {max(sizes) if min(sizes) else 0}")
     stand_in = [character for character, _ in sorted(byte_stand_ins().items(), key=lambda item: item[1])]
     pieces = {token: "".join([stand_in[value] for value in token]) for token in ranks}
     merges: list[tuple[str, str]] = []
@@ -78,12 +94,14 @@ def from_ranks(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, 
             known = [(left, right) for left, right in halves if left in ranks and right in ranks]
             known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
             merges += [(pieces[left], pieces[right]) for left, right in known]
-    vocab = {pieces[token]: rank for token, rank in ranks.items()} | dict(specials)
+    vocab = {pieces[token]: rank for token, rank in ranks.items()}
+    both = vocab.keys() & specials.keys()
+    if both:
+        raise SourceError(f"control tokens must be spelled like no token of text, got {sorted(both)[:4]}")
+    vocab |= specials
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
-    try:
+    with foreign(SourceError, "the split pattern is no regular expression of the `tokenizers` library"):
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    except Exception as error:  # the library raises bare Exception
-        raise SourceError(f"the split pattern is no regular expression of the `tokenizers` library: {error}") from error
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -102,7 +120,11 @@ def from_tekken(content: bytes) -> Tokenizer:
     config = tekken.config
     first = config.default_num_special_tokens
     count = config.default_vocab_size - first
-    ranks = {base64.b64decode(token.token_bytes): token.rank + first for token in tekken.vocab if token.rank < count}
+    used = [token for token in tekken.vocab if token.rank < count]
+    with foreign(SourceError, "a token of the tekken.json is no base64"):
+        ranks = {base64.b64decode(token.token_bytes): token.rank + first for token in used}
+    if len(ranks) < len(used):
+        raise SourceError(f"a tekken.json has each token once, got {len(used)} tokens, {len(ranks)} of them different")
     return from_ranks(ranks, config.pattern, _specials(tekken))
 
 
@@ -112,10 +134,20 @@ def tekken_specials(content: bytes) -> dict[str, int]:
 
 
 def _read_tekken(content: bytes) -> _Tekken:
-    try:
-        return msgspec.json.decode(content, type=_Tekken)
-    except msgspec.MsgspecError as error:
-        raise SourceError(f"this is no tekken.json: {error}") from error
+    with foreign(SourceError, "this is no tekken.json"):
+        tekken = msgspec.json.decode(content, type=_Tekken)
+    count = tekken.config.default_num_special_tokens
+    if not 0 <= count <= MOST_IDS:
+        raise SourceError(f"this is no tekken.json: got default_num_special_tokens={count}")
+    return tekken
+
+
+def _check_ids(ids: list[int]) -> None:
+    if len(set(ids)) < len(ids):
+        raise SourceError(f"a token id must be of one token, got id={Counter(ids).most_common(1)[0][0]} twice")
+    for bad in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= bad < MOST_IDS:
+            raise SourceError(f"token ids must be from 0 to {MOST_IDS - 1}, got id={bad}")
 
 
 def _specials(tekken: _Tekken) -> dict[str, int]:
@@ -124,7 +156,11 @@ def _specials(tekken: _Tekken) -> dict[str, int]:
         if tekken.special_tokens is None
         else {special.rank: special.token_str for special in tekken.special_tokens}
     )
-    return {named.get(index, f"<SPECIAL_{index}>"): index for index in range(tekken.config.default_num_special_tokens)}
+    count = tekken.config.default_num_special_tokens
+    ids = {named.get(index, f"<SPECIAL_{index}>"): index for index in range(count)}
+    if len(ids) < count:
+        raise SourceError(f"special tokens must have different names, got {count} tokens and {len(ids)} names")
+    return ids
 
 
 def byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], *, single_digits: bool = False) -> Tokenizer:

@@ -8,16 +8,20 @@ segmentations of equal score; marks of one letter come in canonical order where 
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from tokenalign.definition import SPACE_MARK
+from tokenalign.definition import MOST_IDS, SPACE_MARK
 from tokenalign.errors import SourceError
+from tokenalign.foreign import foreign
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _FAR = 1e6
+# Splitting a piece takes the square of its length; SentencePiece's own limit is 16 unless it is told otherwise.
+_MOST_CHARACTERS = 1024
 
 
 def read_model(content: bytes) -> Any:
@@ -33,10 +37,8 @@ def read_model(content: bytes) -> Any:
             f"install them: pip install 'mutualrl[sentencepiece]'"
         ) from error
     proto = schema.ModelProto()
-    try:
+    with foreign(SourceError, f"this is no SentencePiece model, got {len(content)} bytes"):
         proto.ParseFromString(content)
-    except Exception as error:  # protobuf's error types differ between its implementations
-        raise SourceError(f"this is no SentencePiece model, got {len(content)} bytes: {error}") from error
     if not proto.pieces:
         raise SourceError(f"this is no SentencePiece model: no pieces, got {len(content)} bytes")
     return proto
@@ -45,8 +47,28 @@ def read_model(content: bytes) -> Any:
 def from_sentencepiece(proto: Any) -> Tokenizer:
     """A tokenizer with the ids of a SentencePiece model, BPE or Unigram.
 
-    Raises SourceError for other kinds and for spaces behind words.
+    Raises SourceError for other kinds, for spaces behind words and for pieces that are none.
     """
+    with foreign(SourceError, "the SentencePiece model cannot be converted"):
+        _check_pieces(proto)
+        return _converted(proto)
+
+
+def _check_pieces(proto: Any) -> None:
+    names = [piece.piece for piece in proto.pieces]
+    if len(set(names)) < len(names) or len(names) > MOST_IDS:
+        raise SourceError(f"a SentencePiece model has each piece once, got {len(names)} pieces, {len(set(names))} different")
+    sizes = list(map(len, names))
+    if not 0 < min(sizes) <= max(sizes) <= _MOST_CHARACTERS:
+        raise SourceError(f"pieces must have 1 to {_MOST_CHARACTERS} characters, got {min(sizes)} to {max(sizes)}")
+    if not all(math.isfinite(piece.score) for piece in proto.pieces):
+        raise SourceError("the scores of pieces must be finite numbers")
+    unknown = sum(piece.type == _UNKNOWN for piece in proto.pieces)
+    if unknown != 1:
+        raise SourceError(f"a SentencePiece model has one unknown piece, got {unknown}")
+
+
+def _converted(proto: Any) -> Tokenizer:
     trainer = proto.trainer_spec
     if trainer.model_type not in (_UNIGRAM, _BPE) or trainer.treat_whitespace_as_suffix:
         raise SourceError(

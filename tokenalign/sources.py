@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from tokenalign import cache
 from tokenalign.definition import Definition
-from tokenalign.errors import SourceError
+from tokenalign.errors import SourceError, TokenAlignError
+from tokenalign.foreign import foreign
 from tokenalign.rank_files import from_ranks, from_tekken, holds_ranks, read_ranks, tekken_specials
 from tokenalign.sentencepiece_files import from_sentencepiece, read_model
 from tokenalign.table import ROLES
@@ -89,10 +90,7 @@ def tokenizer_file(path: Path) -> Path:
 
 
 def _from_file(path: Path, pattern: str | None) -> Tokenizer:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"the file cannot be read: {error}") from error
+    content = _content(path)
     ranks = path.suffix != ".json" and holds_ranks(content)
     if ranks and pattern is None:
         raise SourceError(
@@ -109,15 +107,20 @@ def _from_file(path: Path, pattern: str | None) -> Tokenizer:
         if path.name.startswith("tekken"):
             return _converted(content, "tekken", lambda: from_tekken(content))
         return _from_json(content)
-    except SourceError as error:
+    except TokenAlignError as error:
         raise SourceError(f"{error}; path={str(path)!r}") from error
 
 
+def _content(path: Path) -> bytes:
+    with foreign(SourceError, f"the file cannot be read, got path={str(path)!r}"):
+        return path.read_bytes()
+
+
 def _from_json(content: bytes) -> Tokenizer:
-    try:
+    # Before the library sees the ids: it makes arrays as long as the highest.
+    Definition.read(content).check_ids()
+    with foreign(SourceError, "this is no tokenizer.json of the `tokenizers` library"):
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception
-        raise SourceError(f"this is no tokenizer.json of the `tokenizers` library: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -130,7 +133,7 @@ def _converted(content: bytes, way: str, convert: Callable[[], Tokenizer]) -> To
     if kept is not None:
         try:
             return _from_json(kept)
-        except SourceError:  # written by a version of the library that this one cannot read
+        except TokenAlignError:  # written by a version of the library that this one cannot read
             pass
     tokenizer = convert()
     cache.store(name, tokenizer.to_str().encode())
@@ -139,8 +142,10 @@ def _converted(content: bytes, way: str, convert: Callable[[], Tokenizer]) -> To
 
 def _roles_by_path(path: Path) -> dict[str, frozenset[int]]:
     file = tokenizer_file(path)
-    content = file.read_bytes()
-    roles, ids_of = _roles_in_file(file, content)
+    try:
+        roles, ids_of = _roles_in_file(file, _content(file))
+    except TokenAlignError as error:
+        raise SourceError(f"{error}; path={str(file)!r}") from error
     beside = [file.with_name(name) for name in _CONFIGS if path.is_dir() or file.name in FILES]
     for config in (_read_config(config) for config in beside if config.is_file()):
         nested = config.get("text_config")
@@ -162,20 +167,19 @@ def _roles_in_file(file: Path, content: bytes) -> tuple[dict[str, frozenset[int]
         roles = _by_usual_names(ids)
     elif file.suffix == ".json":
         definition = Definition.read(content)
-        added = {token.content: token.id for token in definition.added_tokens}
-        return {}, lambda name: _as_ids(added[name] if name in added else definition.vocab.get(name))
+        definition.check_ids()
+        ids = definition.vocab | {token.content: token.id for token in definition.added_tokens}
     elif not holds_ranks(content):
         proto = read_model(content)
-        ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
-        roles = {role: _as_ids(getattr(proto.trainer_spec, f"{role}_id")) for role in ROLES}
+        with foreign(SourceError, "this is no SentencePiece model"):
+            ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
+            roles = {role: _as_ids(getattr(proto.trainer_spec, f"{role}_id")) for role in ROLES}
     return roles, lambda name: _as_ids(ids.get(name))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
+    with foreign(SourceError, f"this is no JSON object, got path={str(path)!r}"):
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SourceError(f"this is no JSON object: {error}, got path={str(path)!r}") from error
 
 
 def _by_usual_names(ids: Mapping[str, int]) -> dict[str, frozenset[int]]:

@@ -5,9 +5,11 @@ Shape legend: V vocabulary (the model's logits, padding included) · T tokens ·
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from tokenalign import cache
-from tokenalign.definition import SPACE_MARK, Definition
+from tokenalign.definition import MOST_IDS, SPACE_MARK, Definition
 from tokenalign.errors import TableError
 from tokenalign.losses import losses_of
 from tokenalign.pieces import byte_pieces, spelled
@@ -70,8 +72,14 @@ class TokenTable:
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.widths)])
         for array in (self.blob, self.widths, self.kinds, self.missing_bytes, offsets):
             array.setflags(write=False)
+        object.__setattr__(self, "roles", MappingProxyType(dict(self.roles)))
         object.__setattr__(self, "offsets", offsets)
         object.__setattr__(self, "hole_count", int(np.count_nonzero(self.kinds == TokenKind.HOLE)))
+
+    def __reduce__(self) -> tuple[Callable[[], TokenTable], tuple[()]]:
+        """Copies are made by the constructor, so that they are read-only too."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+        return partial(type(self), **given | {"roles": dict(self.roles)}), ()
 
     @classmethod
     def from_tokenizer(
@@ -86,8 +94,14 @@ class TokenTable:
         vocab_size: V, width of the model's logits; ids behind the vocabulary are holes, and entries of the vocabulary
         for which the model has no logit are left out, from the roles too. None takes the vocabulary's own size.
         roles: as `open_roles` gives them; the unknown token is read from the definition in any case.
-        Raises TableError for a kind of tokenizer whose tokens do not carry their own bytes, and for unknown roles.
+        Raises TableError for a kind of tokenizer whose tokens do not carry their own bytes, for unknown roles, and for
+        a negative `vocab_size` or one above 2**24.
         """
+        if vocab_size is not None and not 0 <= vocab_size <= MOST_IDS:
+            raise TableError(
+                f"`vocab_size` is the width of the model's logits, 0 to {MOST_IDS}, got vocab_size={vocab_size}; "
+                f"take it from the model's configuration"
+            )
         definition = Definition.of(tokenizer)
         contents = _cached_contents(definition, vocab_size)
         return cls(
@@ -168,13 +182,22 @@ def _fit(contents: dict[str, npt.NDArray[Any]], vocab_size: int | None) -> bool:
         name: (np.dtype(dtype), 1) for name, dtype in _CONTENTS.items()
     }:
         return False
-    widths, kinds = contents["widths"], contents["kinds"]
+    widths, kinds, missing = contents["widths"], contents["kinds"], contents["missing_bytes"].astype(np.int64)
+    try:
+        msgspec.json.decode(contents["losses"].tobytes(), type=list[str])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
     return (
-        len(widths) == len(kinds)
+        len(widths) == len(kinds) <= MOST_IDS
         and (vocab_size is None or len(kinds) == vocab_size)
         and int(widths.min(initial=0)) >= 0
+        # Each by itself first: the sum of bad ones may wrap around to the right number.
+        and int(widths.max(initial=0)) <= len(contents["blob"])
         and int(widths.sum()) == len(contents["blob"])
         and int(kinds.max(initial=0)) <= max(TokenKind)
+        and not widths[(kinds == TokenKind.HOLE) | (kinds == TokenKind.SPECIAL)].any()
+        and bool((np.diff(missing) > 0).all())
+        and len(contents["unk"]) <= 1
     )
 
 

@@ -10,8 +10,10 @@ Shape legend: A ids of the source's table · B ids of the receiver's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -58,6 +60,14 @@ class VocabularyMap:
     hole_count: int
     prefix: Literal["longest", "encoder"]
 
+    def __post_init__(self) -> None:
+        for array in (self.to_b, self.match):
+            array.setflags(write=False)
+
+    def __reduce__(self) -> tuple[Callable[[], VocabularyMap], tuple[()]]:
+        """Copies are made by the constructor, so that they are read-only too."""
+        return partial(type(self), **{field.name: getattr(self, field.name) for field in fields(self)}), ()
+
     @classmethod
     def of(
         cls,
@@ -98,8 +108,6 @@ class VocabularyMap:
             if roles and ends_b:
                 ends_a = list(table_a.roles["eos"])
                 to_b[ends_a], match[ends_a] = min(ends_b), Match.EQUAL
-        for array in (to_b, match):
-            array.setflags(write=False)
         return cls(to_b=to_b, match=match, hole_count=table_a.hole_count, prefix=prefix)
 
     def __len__(self) -> int:
@@ -172,5 +180,6 @@ def _begun_by(encoder: Encoder, token: bytes, spelled_b: list[bytes]) -> int:
         ids = encoder.encode(token)
     except TextError:
         return 0
-    begun = spelled_b[ids[0]] if len(ids) else b""
+    # A table as narrow as the logits may lack an id of the vocabulary.
+    begun = spelled_b[ids[0]] if len(ids) and ids[0] < len(spelled_b) else b""
     return len(begun) if token.startswith(begun) else 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import stat
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer, models
 
@@ -81,6 +85,14 @@ def test_a_table_of_wrong_arrays_is_built_anew(place: Path, tokenizer: Tokenizer
         {"blob": arrays["blob"].reshape(1, -1)},
         {"blob": arrays["blob"][1:]},
         {"more": arrays["blob"]},
+        {"losses": np.frombuffer(b"[1", np.uint8)},
+        {"losses": np.frombuffer(b"[" * 100_000, np.uint8)},
+        {"losses": np.frombuffer(b'["\xff"]', np.uint8)},
+        {"widths": wrapping(arrays["widths"])},
+        {"kinds": arrays["kinds"] * 0},
+        {"kinds": np.full_like(arrays["kinds"], table.TokenKind.SPECIAL)},
+        {"missing_bytes": arrays["missing_bytes"][::-1]},
+        {"unk": np.array([1, 2], np.int64)},
     ]
     for change in wrong:
         cache.store_arrays(file.name, arrays | change)
@@ -88,6 +100,65 @@ def test_a_table_of_wrong_arrays_is_built_anew(place: Path, tokenizer: Tokenizer
         again = cache.load_arrays(file.name)
         assert again is not None
         assert {name: array.tolist() for name, array in again.items()} == {n: a.tolist() for n, a in arrays.items()}
+
+
+def wrapping(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Others, of the same sum in 64 bits."""
+    more = np.zeros_like(widths)
+    more[:4] = 2**62
+    return widths + more
+
+
+def packed(method: int, *, corrupt: bool = False, flags: int = 0) -> bytes:
+    """An archive of one array, written as `store_arrays` does not."""
+    array, archive = io.BytesIO(), io.BytesIO()
+    np.save(array, np.zeros(100_000, np.uint8))
+    with zipfile.ZipFile(archive, "w", method if method in (0, 8) else 0) as file:
+        file.writestr("x.npy", array.getvalue())
+    content = bytearray(archive.getvalue())
+    central = content.index(b"PK\x01\x02")
+    for at in (6, central + 8):
+        content[at] |= flags
+    for at in (8, central + 10):
+        content[at] = method
+    if corrupt:
+        content[60:90] = b"\xff" * 30
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        packed(8),
+        packed(8, corrupt=True),
+        packed(99),
+        packed(0, flags=1),
+        packed(0, corrupt=True),
+        packed(0)[:200],
+        b"\x93NUMPY\x01\x00" + b"(" * 100,
+    ],
+)
+def test_archives_that_were_not_stored_here_are_as_good_as_none(place: Path, content: bytes) -> None:
+    cache.store("a", content)
+    assert cache.load("a") == content
+    assert cache.load_arrays("a") is None
+
+
+def test_only_regular_files_of_this_user_of_a_sane_size_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.store("a", b"content")
+    (place / "link").symlink_to(place / "a")
+    os.mkfifo(place / "pipe")
+    (place / "folder").mkdir()
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    assert [cache.load(name) for name in ("link", "pipe", "folder")] == [None, None, None]
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_MOST_BYTES", 8)
+        assert cache.load("a") is None
+    assert cache.load("a") == b"content"
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert cache.load("a") is None
 
 
 def test_small_vocabularies_are_not_cached(place: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from tokenalign import Encoder, TableError, TokenTable
+from tokenalign import Encoder, TableError, TextError, TokenKind, TokenTable
 from tokenalign.definition import Definition
-from tokenalign.testing import TOY_TOKENIZERS, byte_bpe_tokenizer
+from tokenalign.testing import TOY_TOKENIZERS, byte_bpe_tokenizer, spm_bpe_tokenizer, texts
 
 
 def test_fingerprint_follows_the_definition_but_not_truncation_or_padding() -> None:
@@ -53,7 +58,9 @@ def test_a_continuation_shares_the_definition_but_for_its_edits() -> None:
         assert edited["decoder"] == definition.tree["decoder"]
         assert edited["model"].get("merges") == definition.tree["model"].get("merges")
         assert definition.merges == [tuple(merge) for merge in definition.tree["model"].get("merges", [])]
-        assert Tokenizer.from_str(json.dumps(edited)).get_vocab_size() == len(definition.vocab)
+        clone, controls = Tokenizer.from_str(json.dumps(edited)), {token.id for token in definition.added_tokens}
+        kept = {piece: index for piece, index in definition.vocab.items() if index not in controls}
+        assert clone.get_vocab().items() >= kept.items()
 
 
 def test_control_tokens_that_merges_spell_are_out_of_reach() -> None:
@@ -74,6 +81,70 @@ def test_control_tokens_among_word_pieces_are_out_of_reach() -> None:
     tokenizer.add_special_tokens(["[X]", "[UNK]"])
     assert Encoder(tokenizer).encode(b"[X]").tolist() == [0]
     assert Encoder(tokenizer).encode(b"a").tolist() == [2]
+
+
+def with_byte_piece_as_control() -> Tokenizer:
+    tokenizer = spm_bpe_tokenizer()
+    tokenizer.add_special_tokens(["<0x00>"])
+    return tokenizer
+
+
+REACHABLE: dict[str, Callable[[], Tokenizer]] = {
+    **TOY_TOKENIZERS,
+    "words": lambda: controlled(models.WordLevel({"[UNK]": 0, "<s>": 1, "a": 2}, unk_token="[UNK]"), "[UNK]"),
+    "word pieces": lambda: controlled(models.WordPiece({"[UNK]": 0, "<s>": 1, "a": 2, "##b": 3}, unk_token="[UNK]"), "##b"),
+    "look-up": lambda: controlled(models.BPE({"<s>": 0, "a": 1, "?": 2}, [], ignore_merges=True, unk_token="?"), "?"),
+    "unigram": lambda: controlled(models.Unigram([("<s>", 0.0), ("a", -1.0), ("?", -2.0)], 2, False), "a"),
+    "byte piece": with_byte_piece_as_control,
+}
+
+
+def controlled(model: models.Model, *specials: str) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(["<s>", *specials])
+    return tokenizer
+
+
+@functools.cache
+def with_names(kind: str) -> tuple[Encoder, list[str], set[int]]:
+    """An encoder, all spellings that its clone or the tokenizer knows, and the control tokens but the unknown one."""
+    tokenizer = REACHABLE[kind]()
+    encoder, definition = Encoder(tokenizer), Definition.of(tokenizer)
+    clone = Tokenizer.from_str(definition.for_continuation())
+    names = [*clone.get_vocab(), *definition.vocab, "<s>", "\0", *(f"\ufdd0{n}\ufdd1" for n in range(4))]
+    return encoder, names, set(np.flatnonzero(encoder.table.kinds == TokenKind.SPECIAL).tolist()) - {definition.unk_id}
+
+
+@pytest.mark.parametrize("kind", sorted(REACHABLE))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_text_gives_a_control_token_whatever_the_clone_calls_it(kind: str, data: st.DataObject) -> None:
+    """Not even one who reads this package and sends the very names of the clone's vocabulary."""
+    encoder, names, controls = with_names(kind)
+    part = st.sampled_from([name for name in names if name]) | texts(max_size=3)
+    text = data.draw(st.sampled_from(names) | st.lists(part, max_size=5).map("".join))
+    try:
+        ids = encoder.encode(text.encode())
+    except TextError:
+        return
+    assert not controls & set(ids.tolist())
+
+
+def test_ids_out_of_all_proportion_are_refused() -> None:
+    far = Tokenizer(models.WordLevel({"a": 2**24}, unk_token="a"))
+    for read in (TokenTable.from_tokenizer, Encoder):
+        with pytest.raises(TableError, match="from 0 to 16777215, got id=16777216"):
+            read(far)
+
+
+def test_parts_in_python_are_refused() -> None:
+    class Own:
+        def pre_tokenize(self, text: object) -> None: ...
+
+    tokenizer = byte_bpe_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Own())
+    with pytest.raises(TableError, match="the tokenizer has no definition"):
+        TokenTable.from_tokenizer(tokenizer)
 
 
 def test_marks_behind_words_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import unicodedata
@@ -11,16 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tokenalign import Encoder, TokenKind, TokenTable, cache
 from tokenalign.definition import Definition
-from tokenalign.errors import SourceError
-from tokenalign.rank_files import from_ranks
+from tokenalign.errors import SourceError, TokenAlignError
+from tokenalign.rank_files import from_ranks, holds_ranks
 from tokenalign.sources import open_roles, open_tokenizer
 from tokenalign.table import ROLES
-from tokenalign.testing import byte_bpe_tokenizer, texts
+from tokenalign.testing import byte_bpe_tokenizer, char_tokenizer, texts, unigram_tokenizer
 
 LINES = (Path(__file__).parent.parent / "data" / "mixed200.txt").read_bytes().decode().split("\n")
 PATTERN = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -211,7 +213,7 @@ def test_roles_of_a_folder_come_from_all_of_its_files(tmp_path: Path) -> None:
     table = TokenTable.from_tokenizer(byte_bpe_tokenizer(), roles=open_roles(tmp_path))
     assert table.roles == {**expected, "unk": set()}
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(SourceError, match=r"no JSON object: .*got path='.*config.json'"):
+    with pytest.raises(SourceError, match=r"no JSON object, got path='.*config.json'"):
         open_roles(tmp_path)
 
 
@@ -220,6 +222,155 @@ def test_roles_of_objects() -> None:
     assert open_roles(spoken) == {"bos": {1}, "eos": {2, 5}}
     assert open_roles(byte_bpe_tokenizer()) == {}
     assert set(TokenTable.from_tokenizer(byte_bpe_tokenizer()).roles) == set(ROLES)
+
+
+def test_a_tokenizer_file_that_is_hostile_or_old_gives_an_error_of_this_package(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    file = tmp_path / "tokenizer.json"
+    content = byte_bpe_tokenizer().to_str()
+    tree = json.loads(content)
+    bare, untyped = json.loads(content), json.loads(content)
+    del bare["added_tokens"], untyped["model"]["type"]
+    for old in (bare, untyped):
+        file.write_text(json.dumps(old))
+        assert open_roles(tmp_path) == {"eos": {2}}
+    for content in (
+        json.dumps(tree | {"added_tokens": None}),
+        json.dumps(tree | {"added_tokens": [{"id": -1, "content": "x", "special": True}]}),
+        json.dumps(tree | {"model": {"type": "BPE", "vocab": None, "merges": []}}),
+        json.dumps(tree | {"model": 3}),
+        '{"model": {"type": "BPE", "vocab": ' + "[" * 100_000,
+        '{"model": ' * 100_000,
+        "\x00",
+    ):
+        file.write_text(content)
+        for refuse in (open_roles, open_tokenizer):
+            with pytest.raises(SourceError, match="; path="):
+                refuse(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(SourceError, match="no JSON object"):
+        open_roles(tmp_path)
+
+
+@pytest.mark.parametrize("token_id", [2**24, 2**28, 2**31, 2**32 - 1, 10**12, -4])
+def test_ids_out_of_all_proportion_are_refused_before_they_take_the_memory(token_id: int, tmp_path: Path) -> None:
+    tree = json.loads(byte_bpe_tokenizer().to_str())
+    tree["model"]["vocab"]["xy"] = token_id
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(SourceError, match=rf"from 0 to 16777215, got id={token_id}\b"):
+        open_tokenizer(tmp_path)
+    with pytest.raises(SourceError, match=rf"from 0 to 16777215, got id={token_id}\b"):
+        from_ranks({**ranks(), b"zz": token_id}, PATTERN, {})
+    with pytest.raises(SourceError, match=rf"from 0 to 16777215, got id={token_id}\b"):
+        from_ranks(ranks(), PATTERN, {"<eos>": token_id})
+
+
+def test_ranks_that_are_no_vocabulary_are_refused(tmp_path: Path) -> None:
+    for more, specials, why in (
+        ({b"zz": 7}, {}, "got id=7 twice"),
+        ({}, {"<eos>": 7}, "got id=7 twice"),
+        ({b"x" * 100_000: 999}, {}, "1 to 1024 bytes, got one of 100000"),
+        ({b"": 999}, {}, "1 to 1024 bytes, got one of 0"),
+        ({}, {"the": 999}, r"no token of text, got \['the'\]"),
+    ):
+        with pytest.raises(SourceError, match=why):
+            from_ranks({**ranks(), **more}, PATTERN, specials)
+    twice = tmp_path / "twice.tiktoken"
+    twice.write_bytes(b"AA== 0\nAQ== 1\nAA== 2\n")
+    with pytest.raises(SourceError, match=r"got b'\\x00' again in line 3; path="):
+        open_tokenizer(twice, pattern=PATTERN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab": [{"rank": 0, "token_bytes": "A"}]},
+        {"vocab": [{"rank": -9, "token_bytes": "AA=="}]},
+        {"vocab": [{"rank": 0, "token_bytes": "AA=="}, {"rank": 1, "token_bytes": "AA=="}]},
+        {"special_tokens": [{"rank": 0, "token_str": "x"}, {"rank": 1, "token_str": "x"}]},
+        {"config": {"pattern": ".", "default_vocab_size": 9, "default_num_special_tokens": 10**12}},
+        {"config": {"pattern": ".", "default_vocab_size": 9, "default_num_special_tokens": -1}},
+        {"config": {"pattern": "(", "default_vocab_size": 9, "default_num_special_tokens": 2}},
+    ],
+)
+def test_hostile_tekken_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    config = {"pattern": ".", "default_vocab_size": 9, "default_num_special_tokens": 2}
+    tekken = {"config": config, "vocab": [{"rank": 0, "token_bytes": "AA=="}]}
+    file = tmp_path / "tekken.json"
+    file.write_text(json.dumps(tekken))
+    open_tokenizer(file)
+    file.write_text(json.dumps(tekken | change))
+    with pytest.raises(SourceError, match="; path="):
+        open_tokenizer(file)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_hostile_sentencepiece_models_are_refused(kind: int, tmp_path: Path) -> None:
+    schema = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+
+    def written(**fields: Any) -> bytes:
+        proto = schema.ModelProto()
+        proto.trainer_spec.model_type = kind
+        pieces = [("<unk>", 0.0, 2), ("a", -1.0, 1), ("b", -1.0, 1), *fields.pop("more", [])]
+        for piece, score, type_ in fields.pop("pieces", pieces):
+            proto.pieces.add(piece=piece, score=score, type=type_)
+        proto.normalizer_spec.precompiled_charsmap = fields.pop("charsmap", b"")
+        content: bytes = proto.SerializeToString()
+        return content
+
+    sound = written()
+    file = tmp_path / "x.model"
+    file.write_bytes(sound)
+    open_tokenizer(file)
+    for content in (
+        written(pieces=[("a", -1.0, 1)]),
+        written(more=[("a", -1.0, 1)]),
+        written(more=[("x" * 100_000, -1.0, 1)]),
+        written(more=[("", -1.0, 1)]),
+        written(more=[("c", float("nan"), 1)]),
+        written(more=[("c", float("-inf"), 1)]),
+        written(more=[("<unk2>", 0.0, 2)]),
+        written(charsmap=b"\xff" * 9),
+        sound.replace(b"a", b"\xff"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(SourceError, match="; path="):
+            open_tokenizer(file)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_to_a_file_gives_another_error(data: st.DataObject, damaged: dict[str, bytes], tmp_path: Path) -> None:
+    """Bytes of every format overwritten, cut out or put in."""
+    name = data.draw(st.sampled_from(sorted(damaged)))
+    content = bytearray(damaged[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at, until = sorted(data.draw(st.integers(0, len(content))) for _ in range(2))
+        content[at : min(until, at + 8)] = data.draw(st.binary(max_size=8) | st.sampled_from([b"0", b"null", b"-1", b"[{"]))
+    (tmp_path / name).write_bytes(content)
+    pattern = PATTERN if name == "x.tiktoken" and holds_ranks(bytes(content)) else None
+    with contextlib.suppress(TokenAlignError):
+        open_roles(tmp_path / name)
+    with contextlib.suppress(TokenAlignError):
+        tokenizer = open_tokenizer(tmp_path / name, pattern=pattern)
+        TokenTable.from_tokenizer(tokenizer)
+        Encoder(tokenizer).encode("hello \ufdd0 <eos> é世界".encode())
+
+
+@pytest.fixture(scope="module")
+def damaged() -> dict[str, bytes]:
+    """A small sound file of every format."""
+    ranks = {bytes([value]): value for value in range(40)} | {b"\0\1": 40}
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for token, rank in ranks.items()]
+    config = {"pattern": r"\p{L}+|.", "default_vocab_size": 43, "default_num_special_tokens": 2}
+    return {
+        "x.tiktoken": b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()),
+        "tekken.json": json.dumps({"config": config, "vocab": vocab}).encode(),
+        "char.json": char_tokenizer().to_str().encode(),
+        "unigram.json": unigram_tokenizer().to_str().encode(),
+        "x.model": sentencepiece_model("unigram", vocab_size=700).serialized_model_proto(),
+    }
 
 
 def test_whatever_else_is_refused_with_what_is_missing(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -161,6 +163,28 @@ def test_a_table_is_read_only() -> None:
     for array in (TABLES["char"].blob, TABLES["char"].offsets, TABLES["char"].kinds):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
+
+
+def copies(original: object) -> list[object]:
+    return [pickle.loads(pickle.dumps(original)), copy.deepcopy(original), copy.copy(original)]
+
+
+def test_copies_of_a_table_are_equal_and_read_only_too() -> None:
+    table = TokenTable.from_tokenizer(byte_bpe_tokenizer(), roles={"eos": [2]})
+    for made in copies(table):
+        assert isinstance(made, TokenTable)
+        for field in dataclasses.fields(TokenTable):
+            value, expected = getattr(made, field.name), getattr(table, field.name)
+            assert np.array_equal(value, expected) if isinstance(expected, np.ndarray) else value == expected
+            assert not isinstance(value, np.ndarray) or not value.flags.writeable
+        with pytest.raises(TypeError):
+            made.roles["eos"] = frozenset()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("vocab_size", [-1, -5, 2**24 + 1, 10**12])
+def test_a_width_that_no_model_has_is_refused(vocab_size: int) -> None:
+    with pytest.raises(TableError, match=rf"got vocab_size={vocab_size};"):
+        TokenTable.from_tokenizer(char_tokenizer(), vocab_size=vocab_size)
 
 
 def test_only_a_full_byte_alphabet_without_normaliser_is_lossless() -> None:

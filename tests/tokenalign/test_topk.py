@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Literal
 
 import numpy as np
@@ -376,3 +378,20 @@ def test_comparable_positions_start_at_the_same_byte(name_a: str, name_b: str, p
     common = sorted(set(starts[0].tolist()) & set(starts[1].tolist()))
     assert starts[0][first_a].tolist() == starts[1][first_b].tolist() == common
     assert NO_GROUP not in alignment.group_a[first_a]
+
+
+def test_copies_of_a_map_are_read_only_too() -> None:
+    vmap = MAPS["byte_bpe", "char"]
+    for made in (pickle.loads(pickle.dumps(vmap)), copy.deepcopy(vmap)):
+        assert (made.to_b.tolist(), made.match.tolist()) == (vmap.to_b.tolist(), vmap.match.tolist())
+        assert not made.to_b.flags.writeable
+        assert not made.match.flags.writeable
+
+
+@pytest.mark.parametrize("width", [0, 1, 60, 200])
+def test_a_receiver_table_narrower_than_its_encoder(width: int) -> None:
+    """What the encoder begins with may be an id for which the model has no logit."""
+    narrow = TokenTable.from_tokenizer(byte_bpe_tokenizer(), vocab_size=width)
+    vmap = VocabularyMap.of(TABLES["unigram"], narrow, prefix="encoder", encoder_b=ENCODERS["byte_bpe"])
+    assert vmap.to_b.max() < width
+    assert vmap.to_b.tolist() == [to for to, _ in expected_matches(TABLES["unigram"], narrow, ENCODERS["byte_bpe"])]
