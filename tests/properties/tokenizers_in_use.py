@@ -43,7 +43,7 @@ def eos_ids(name: str) -> list[int]:
 @cache
 def translator(name: str) -> Translator:
     """To a receiver that ends in the last of its end-of-sequence tokens and refuses no loss."""
-    return Translator(encoder(name), eos_id=(eos_ids(name) or [None])[-1], limits=Limits(max_lost_bytes=None))
+    return Translator(encoder(name), eos_id=eos_ids(name)[-1] if eos_ids(name) else None, limits=Limits(max_lost_bytes=None))
 
 
 @dataclass(frozen=True, kw_only=True)
