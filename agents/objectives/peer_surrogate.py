@@ -90,7 +90,9 @@ class PeerSurrogate:
             return (logprobs.current - logprobs.old)[batch.mask], rows_BT[batch.mask]
         within = batch.span_ids >= 0
         span_of = batch.span_ids[within]
-        sums = torch.zeros_like(batch.span_logprobs).index_add(0, span_of, logprobs.current[within])
+        # Spans lie one after the other, so that their sums can be taken in order: the same to the bit on any device's rerun.
+        tokens_of = torch.bincount(span_of, minlength=len(batch.span_logprobs))
+        sums = torch.segment_reduce(logprobs.current[within], "sum", lengths=tokens_of, initial=0.0)
         lengths = [0 if row.spans is None else len(row.spans.logprobs) for row in batch.rows]
         row_of = torch.repeat_interleave(torch.tensor(lengths, device=span_of.device))
         return sums - batch.span_logprobs, row_of
