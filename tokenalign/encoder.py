@@ -51,7 +51,7 @@ class Encoder:
         self.slow_reason = None if fast else "switched off by fast=False"
         if fast:
             try:
-                self._fast = FastBpe(definition, self._clone)
+                self._fast = FastBpe(definition, self._clone, self.table)
             except SlowError as error:
                 self.slow_reason = str(error)
         self._speller = Speller(self._clone, self.table, metaspace=definition.metaspace)

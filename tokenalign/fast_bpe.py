@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import Model
 
+from tokenalign import cache
 from tokenalign.definition import Definition
 from tokenalign.errors import TokenAlignError
 from tokenalign.foreign import is_panic
 from tokenalign.pieces import byte_stand_ins
+from tokenalign.table import TokenKind, TokenTable
 
 if TYPE_CHECKING:
     import tiktoken
@@ -36,6 +40,8 @@ DIGITS_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+
 _COMMON_SYNTAX = re.compile(
     r"(?:\\[pP]\{\w\w?\}|\\[sSrnt]|\\[^\w\s]|\[\^?|\]|\(\?[i!]?:?|\(|\)|\||\{\d+(?:,\d*)?\}(?![?+])|[?*+]|[^\\\[\](){}|^$.?*+&])*"
 )
+_CACHED_FROM_BYTES = 200_000  # of the vocabulary's JSON
+_LAYOUT = 1  # of the cached ids; to be raised with any change of the proof
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 # Texts on which pre-tokenizers differ: scripts, joiners, line ends, runs, digits, contractions, case folding, specials.
@@ -62,8 +68,9 @@ class SlowError(TokenAlignError, ValueError):
 class FastBpe:
     """A byte-level BPE tokenizer as tiktoken runs it. May be used from several threads at once."""
 
-    def __init__(self, definition: Definition, clone: Tokenizer) -> None:
-        """clone: the tokenizer that this one has to equal, made of the definition's `for_continuation`.
+    def __init__(self, definition: Definition, clone: Tokenizer, table: TokenTable) -> None:
+        """clone: the tokenizer that this one has to equal, made of the definition's `for_continuation`. table: of the
+        same definition.
 
         Raises SlowError where the definition is of another kind, tiktoken is missing, or a probe comes out different.
         """
@@ -74,7 +81,7 @@ class FastBpe:
         pattern = _pattern(definition)
         self._form = _normal_form(definition)
         self._normaliser = clone.normalizer
-        ranks, self._ids = _ranks(definition, clone)
+        ranks, self._ids = _cached_ranks(definition, clone, table)
         self._widths = np.fromiter(map(len, ranks), np.int64, len(ranks))
         self._complete = bool((self._ids >= 0).all())
         try:
@@ -147,6 +154,44 @@ def _in_form(form: str, text: str) -> bool:
         return True
     # The stub of the standard library knows the four names only as literals.
     return unicodedata.is_normalized(form, text) and "Cn" not in map(unicodedata.category, set(text))  # type: ignore[arg-type]
+
+
+def _cached_ranks(
+    definition: Definition, clone: Tokenizer, table: TokenTable
+) -> tuple[dict[bytes, int], npt.NDArray[np.int32]]:
+    """As `_ranks`, the proof for a large vocabulary from the cache on disk.
+
+    Kept are the ids alone, by rank; what they spell, the table says. Where the two do not fit, the proof is made anew.
+    """
+    if len(definition.model_sections["vocab"]) < _CACHED_FROM_BYTES:
+        return _ranks(definition, clone)
+    name = f"{definition.fingerprint}-{tokenizers.__version__}-{_LAYOUT}.ranks.npz"
+    kept = (cache.load_arrays(name) or {}).get("ids")
+    read = None if kept is None else _spelled_ranks(kept, table)
+    if kept is not None and read is not None:
+        return read, kept
+    ranks, ids = _ranks(definition, clone)
+    if _spelled_ranks(ids, table) == ranks:
+        cache.store_arrays(name, {"ids": ids})
+    return ranks, ids
+
+
+def _spelled_ranks(ids: npt.NDArray[Any], table: TokenTable) -> dict[bytes, int] | None:
+    """Rank by bytes of ids by rank; None for ids that are no tokens of text, or not the single bytes first."""
+    if ids.dtype != np.int32 or ids.ndim != 1 or len(ids) < 256:
+        return None
+    known = ids[(np.arange(len(ids)) >= 256) | (ids != -1)]
+    if known.min(initial=0) < 0 or known.max(initial=-1) >= len(table):
+        return None
+    if not np.isin(table.kinds[known], (TokenKind.TEXT, TokenKind.ADDED)).all():
+        return None
+    single = [bytes([value]) for value in range(256)]
+    if any(token_id >= 0 and table.bytes_of([token_id]) != byte for byte, token_id in zip(single, ids.tolist(), strict=False)):
+        return None
+    spelled, ends = table.bytes_of(ids[256:]), table.ends(ids[256:]).tolist()
+    words = [spelled[start:end] for start, end in pairwise([0, *ends])]
+    ranks = {token: rank for rank, token in enumerate([*single, *words])}
+    return ranks if len(ranks) == len(ids) else None
 
 
 def _ranks(definition: Definition, clone: Tokenizer) -> tuple[dict[bytes, int], npt.NDArray[np.int32]]:

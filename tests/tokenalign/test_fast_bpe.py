@@ -6,13 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from tokenalign import Encoder, fast_bpe
+from tokenalign import Encoder, TokenTable, cache, fast_bpe
 from tokenalign.testing import TOY_TOKENIZERS, byte_bpe_tokenizer, texts
 
 tiktoken = pytest.importorskip("tiktoken")
@@ -140,6 +142,53 @@ def test_a_text_that_it_fails_on_takes_the_slow_path(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary", fail)
     assert encoder.encode(b"hello there").tolist() == slow.encode(b"hello there").tolist()
+
+
+@pytest.fixture
+def kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the ranks of any vocabulary are kept."""
+    monkeypatch.setenv("MUTUALRL_CACHE", str(tmp_path))
+    monkeypatch.setattr(fast_bpe, "_CACHED_FROM_BYTES", 0)
+    return tmp_path / "tokenalign"
+
+
+@pytest.mark.parametrize("kind", sorted(FAST))
+def test_a_kept_proof_gives_the_same_ids(kind: str, kept_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Encoder(FAST[kind]())
+    (file,) = kept_in.iterdir()
+    assert file.name.endswith(".ranks.npz")
+    monkeypatch.setattr(fast_bpe, "_ranks", None)
+    again = Encoder(FAST[kind]())
+    assert again.slow_reason is None
+    for nasty in NASTY:
+        assert again.encode(nasty.encode()).tolist() == ENCODERS[kind][1].encode(nasty.encode()).tolist()
+
+
+def test_kept_ids_that_do_not_fit_the_table_are_proved_anew(kept_in: Path) -> None:
+    Encoder(byte_bpe_tokenizer())
+    (file,) = kept_in.iterdir()
+    arrays = cache.load_arrays(file.name)
+    assert arrays is not None
+    ids = arrays["ids"]
+    swapped, twice, control, far, negative = (ids.copy() for _ in range(5))
+    swapped[[3, 4]] = swapped[[4, 3]]
+    twice[-1], control[-1], far[-1], negative[-1] = twice[-2], 0, 10**6, -1
+    for wrong in (swapped, twice, control, far, negative, ids[:99], ids.astype(np.int64), ids.reshape(1, -1), ids[:0]):
+        cache.store_arrays(file.name, {"ids": wrong})
+        assert Encoder(byte_bpe_tokenizer()).slow_reason is None
+        again = cache.load_arrays(file.name)
+        assert again is not None
+        assert (again["ids"].dtype, again["ids"].tolist()) == (np.dtype(np.int32), ids.tolist())
+    cache.store_arrays(file.name, {"other": ids})
+    assert Encoder(byte_bpe_tokenizer()).slow_reason is None
+
+
+def test_a_table_that_lacks_tokens_keeps_no_proof(kept_in: Path) -> None:
+    narrow = TokenTable.from_tokenizer(byte_bpe_tokenizer(), vocab_size=300 - 30)
+    encoder = Encoder(byte_bpe_tokenizer(), table=narrow)
+    assert encoder.slow_reason is None
+    assert encoder.encode(b"hello there").tolist() == ENCODERS["gpt2"][1].encode(b"hello there").tolist()
+    assert not kept_in.exists()
 
 
 def test_an_interrupt_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
