@@ -59,6 +59,27 @@ class Alignment:
         starts, stops = _layout(a, b)
         return Overlaps.of(a.at(starts), b.at(starts), stops=stops, covered=starts + np.minimum(a.spans, b.spans))
 
+    @cached_property
+    def twins(self) -> tuple[Ints, Ints]:
+        """The exact receiver tokens and the source tokens with their very bytes, one to one."""
+        exact = np.flatnonzero(self.exact_b)
+        return exact, first_of_groups(self.group_a)[self.group_b[exact]]
+
+    @cached_property
+    def remainder(self) -> Overlaps:
+        """The overlaps of receiver tokens that are not exact; much less to go through, as a rule.
+
+        Runs of exact tokens lie between the same bytes on both sides and are taken as one token each.
+        """
+        exact_b, exact_a = self.exact_b, np.zeros(len(self.ends_a), np.bool_)
+        exact_a[self.twins[1]] = True
+        kept_a, kept_b = _without_runs(exact_a), _without_runs(exact_b)
+        a, b = _Side.checked("a", self.ends_a, self.cu_a, self.eos_a), _Side.checked("b", self.ends_b, self.cu_b, self.eos_b)
+        starts, stops = _layout(a, b)
+        covered = starts + np.minimum(a.spans, b.spans)
+        steps = Overlaps.of(a.at(starts)[kept_a], b.at(starts)[kept_b], stops=stops, covered=covered)
+        return steps.of_receivers(~exact_b[kept_b], kept_a, kept_b)
+
     def __getitem__(self, text: int) -> Alignment:
         """The alignment of one text, its groups counted from 0."""
         one, g = slice(text, text + 1), slice(*self.cu_g[text : text + 2])
@@ -164,6 +185,14 @@ def first_of_groups(group: npt.NDArray[np.int32]) -> Ints:
 def sizes_of_groups(group: npt.NDArray[np.int32], n_groups: int) -> Ints:
     """The number of tokens, int64 [G], that one side has in each group."""
     return np.bincount(group + 1, minlength=n_groups + 1)[1:]
+
+
+def _without_runs(exact: Bools) -> Ints:
+    """The tokens that are not exact, and the last of each run of exact ones."""
+    kept = ~exact
+    kept[:-1] |= exact[:-1] & ~exact[1:]
+    kept[-1:] = True
+    return np.flatnonzero(kept)
 
 
 @dataclass(frozen=True)

@@ -44,19 +44,37 @@ class Overlaps:
             passed = np.searchsorted(edges_E, stops, side="right")
             inside = edges_E <= np.repeat(covered, np.diff(passed, prepend=0))
             token_a, token_b, width_E = token_a[inside], token_b[inside], width_E[inside]
-        steps = np.ones(len(token_b), np.bool_)
-        steps[1:] = token_b[1:] != token_b[:-1]
-        first = np.flatnonzero(steps)
+        first = _first(token_b)
         return cls(token_a=token_a, token_b=token_b, bytes=width_E, first=first, owner=token_b[first])
+
+    def of_receivers(self, wanted: Bools, numbers_a: Ints, numbers_b: Ints) -> Overlaps:
+        """The rows of the wanted receiver tokens, with tokens numbered as numbers_a and numbers_b say."""
+        inside = wanted[self.token_b]
+        token_b = numbers_b[self.token_b[inside]]
+        first = _first(token_b)
+        return Overlaps(
+            token_a=numbers_a[self.token_a[inside]],
+            token_b=token_b,
+            bytes=self.bytes[inside],
+            first=first,
+            owner=token_b[first],
+        )
+
+
+def _first(token_b: Ints) -> Ints:
+    """Where the overlaps of each receiver token begin."""
+    steps = np.ones(len(token_b), np.bool_)
+    np.not_equal(token_b[1:], token_b[:-1], out=steps[1:])
+    return np.flatnonzero(steps)
 
 
 def _merge(at_a: Ints, at_b: Ints) -> tuple[Ints, Bools, Bools]:
     """All ends above 0 without repetition, rising, and whose each is."""
     last = max(int(at[-1]) if len(at) else 0 for at in (at_a, at_b))
     if last > MOST_BYTES_PER_TOKEN * (len(at_a) + len(at_b)):
-        edges = np.union1d(at_a, at_b)
-        edges = edges[edges > 0]
-        return edges, np.isin(edges, at_a, assume_unique=True), np.isin(edges, at_b, assume_unique=True)
+        edges = np.sort(np.concatenate([at_a, at_b]), kind="stable")  # two sorted runs: merged in linear time
+        edges = edges[np.diff(edges, prepend=0) > 0]
+        return edges, _holds(at_a, edges), _holds(at_b, edges)
     marks = np.zeros(last + 1, np.uint8)
     marks[at_a] = 1
     marks[at_b] |= 2
@@ -64,6 +82,14 @@ def _merge(at_a: Ints, at_b: Ints) -> tuple[Ints, Bools, Bools]:
     edges = np.flatnonzero(marks != 0)
     owners = marks[edges]
     return edges, owners != 2, owners != 1
+
+
+def _holds(at: Ints, edges: Ints) -> Bools:
+    """Whether each edge is an end of a side."""
+    if not len(at):
+        return np.zeros(len(edges), np.bool_)
+    held: Bools = at[np.minimum(np.searchsorted(at, edges), len(at) - 1)] == edges
+    return held
 
 
 def _token_at(edges_E: Ints, own_E: Bools, at: Ints) -> Ints:

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from tokenalign.definition import SPACE_MARK
 from tokenalign.table import TokenTable
+from tokenalign.words import Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +92,7 @@ class Speller:
         self._normaliser = clone.normalizer
         self._table = table
         self._metaspace = metaspace
+        self._words = Words(table)
 
     def spell(self, texts: Sequence[bytes], ids_N: Sequence[npt.NDArray[np.int32]]) -> Spelled:
         """The texts with their ids [T_i] as one ragged batch. Raises TableError for ids that the table lacks."""
@@ -102,9 +104,9 @@ class Speller:
         ends = through[1:] - np.repeat(base_N, counts_N)
         changed_mask = np.zeros(len(ids), np.bool_)
         changed_bytes, lost_bytes = np.zeros((2, len(texts)), np.int64)
-        joined = self._table.bytes_of(ids)
         lengths_N = np.fromiter(map(len, texts), np.int64, len(texts))
-        if (through[cu[1:]] - base_N != lengths_N).any() or joined != b"".join(texts):
+        if (through[cu[1:]] - base_N != lengths_N).any() or not self._words.spelled(b"".join(texts), ids, through):
+            joined = self._table.bytes_of(ids)
             for n, text in enumerate(texts):
                 tokens = slice(cu[n], cu[n + 1])
                 spelled = joined[through[cu[n]] : through[cu[n + 1]]]

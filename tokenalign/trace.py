@@ -6,7 +6,7 @@ Shape legend: A tokens of the source · K log-probs per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -40,31 +40,43 @@ class Trace:
     mask: npt.ArrayLike | None = None
 
     def checked(self) -> Trace:
-        """The same with ends as int64, log-probs as floats and the mask as bool, all of them checked against the text.
+        """The same with ends as int64, log-probs as numbers and the mask as bool, checked against the text.
 
         Raises AlignmentError for ends that are no row of integers, fall, or do not cover the text; for log-probs that are
         no numbers from -1e4 to 0; for traces of another length; and RoleError for an end of sequence that is none.
         """
+        trace = self.shaped()
+        if trace.ends is not None:
+            ends = np.asarray(trace.ends)
+            _check_ends(ends, len(self.text), has_eos=self.has_eos)
+            if trace.logprobs is not None and not plausible(logprobs := np.asarray(trace.logprobs)):
+                raise AlignmentError(
+                    f"`logprobs` must be numbers from {LEAST_LOGPROB:g} to 0, got {logprobs.min()} to {logprobs.max()}"
+                )
+        return trace
+
+    def shaped(self) -> Trace:
+        """`checked` without a look at the numbers: forms, types and lengths."""
         if self.has_eos and not self.finished:
             raise RoleError("a text with an end-of-sequence token is finished, got finished=False, has_eos=True")
         if self.ends is None:
             return self
         ends = _row("ends", self.ends, "iu", np.int64)
-        _check_ends(ends, len(self.text), has_eos=self.has_eos)
         logprobs = mask = None
         if self.logprobs is not None:
             logprobs = _array("logprobs", self.logprobs, "fiu")
-            if logprobs.ndim not in (1, 2) or len(logprobs) != len(ends):
+            if logprobs.ndim > 2 or len(logprobs) != len(ends):
                 raise AlignmentError(f"`logprobs` must have one entry per token, got {len(logprobs)} for {len(ends)} ends")
-            if len(ends) and not (logprobs.min() >= LEAST_LOGPROB and logprobs.max() <= ROUNDING):
-                raise AlignmentError(
-                    f"`logprobs` must be numbers from {LEAST_LOGPROB:g} to 0, got {logprobs.min()} to {logprobs.max()}"
-                )
         if self.mask is not None:
-            mask = _row("mask", self.mask, "b" if len(ends) else "bfiu", np.bool_)
+            mask = _row("mask", self.mask, "b", np.bool_)
             if len(mask) != len(ends):
                 raise AlignmentError(f"`mask` must have one entry per token, got {len(mask)} for {len(ends)} ends")
-        return replace(self, ends=ends, logprobs=logprobs, mask=mask)
+        return Trace(text=self.text, ends=ends, finished=self.finished, has_eos=self.has_eos, logprobs=logprobs, mask=mask)
+
+
+def plausible(logprobs: npt.NDArray[Any]) -> bool:
+    """Whether log-probs are numbers that a model can have said of tokens that it sampled."""
+    return bool(logprobs.min(initial=0) >= LEAST_LOGPROB and logprobs.max(initial=0) <= ROUNDING)
 
 
 def _array(name: str, given: npt.ArrayLike, kinds: str) -> npt.NDArray[Any]:

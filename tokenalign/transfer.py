@@ -94,16 +94,18 @@ def mean_over_bytes(values_a: npt.ArrayLike, alignment: Alignment) -> Floats:
     and the integral over bytes is conserved. An end-of-sequence token takes the value of the source's. NaN for a
     receiver token that shares no byte with a source token.
     """
-    values, overlaps = _checked(values_a, alignment), alignment.overlaps
+    values, rest = _checked(values_a, alignment), alignment.remainder
     means_B = np.full((len(alignment.group_b), *values.shape[1:]), np.nan)
-    first = overlaps.first
+    exact_b, exact_a = alignment.twins
+    means_B[exact_b] = values[exact_a]
+    first = rest.first
     if len(first):
-        value_O = values[overlaps.token_a]
-        width_O = overlaps.bytes if values.ndim == 1 else overlaps.bytes[:, None]
+        value_O = values[rest.token_a]
+        width_O = rest.bytes if values.ndim == 1 else rest.bytes[:, None]
         totals_R = np.add.reduceat(width_O, first, axis=0)
         means_R = np.add.reduceat(value_O * width_O, first, axis=0) / totals_R
         lowest, highest = np.minimum.reduceat(value_O, first, axis=0), np.maximum.reduceat(value_O, first, axis=0)
-        means_B[overlaps.owner] = np.clip(means_R, lowest, highest)
+        means_B[rest.owner] = np.clip(means_R, lowest, highest)
     return means_B
 
 
@@ -158,13 +160,15 @@ def project_labels(labels_a: npt.ArrayLike, alignment: Alignment, *, missing: in
 def extremes(labels_a: npt.NDArray[S], alignment: Alignment, *, missing: S | bool) -> tuple[npt.NDArray[S], npt.NDArray[S]]:
     """Least and largest label of the source tokens that each receiver token shares bytes with, [B] each."""
     _check_shape(labels_a.shape, alignment)
-    overlaps = alignment.overlaps
+    rest = alignment.remainder
     least_B = np.full(len(alignment.group_b), missing, labels_a.dtype)
+    exact_b, exact_a = alignment.twins
+    least_B[exact_b] = labels_a[exact_a]
     most_B = least_B.copy()
-    if len(overlaps.first):
-        label_O = labels_a[overlaps.token_a]
-        least_B[overlaps.owner] = np.minimum.reduceat(label_O, overlaps.first)
-        most_B[overlaps.owner] = np.maximum.reduceat(label_O, overlaps.first)
+    if len(rest.first):
+        label_O = labels_a[rest.token_a]
+        least_B[rest.owner] = np.minimum.reduceat(label_O, rest.first)
+        most_B[rest.owner] = np.maximum.reduceat(label_O, rest.first)
     return least_B, most_B
 
 

@@ -21,7 +21,7 @@ from tokenalign.raw_bytes import Piece, encode_bytes, locate_pieces, whole_chara
 from tokenalign.residual import Residual, TranslationError, per_text, structure
 from tokenalign.spelling import Spelled
 from tokenalign.table import TokenKind
-from tokenalign.trace import Trace
+from tokenalign.trace import Trace, plausible
 from tokenalign.transfer import extremes, sum_spans
 
 
@@ -152,15 +152,12 @@ class Translator:
                 errors[text] = error
         translation = self._carry(kept, spelled, errors)
         too_tangled = self._too_tangled(translation)
-        if too_tangled:
-            errors |= too_tangled
-            translation = self._carry(kept, spelled, errors)
-        return translation
+        return self._carry(kept, spelled, {**translation.errors, **too_tangled}) if too_tangled else translation
 
     def _read(self, trace: Trace, *, max_tokens: int) -> _Row | TokenAlignError:
         """A checked trace with its ids, or why it is refused."""
         try:
-            trace = trace.checked()
+            trace = trace.shaped()
             if trace.finished and self._eos_id is None:
                 raise RoleError("the receiver has no end-of-sequence token to end a finished text, got eos_id=None")
             content = trace.text if trace.finished else whole_characters(trace.text)
@@ -209,17 +206,18 @@ class Translator:
             residual=residual,
         )
 
-    def _carry(self, kept: Sequence[_Row], spelled: Spelled, errors: Mapping[int, TokenAlignError]) -> Translation:
+    def _carry(self, kept: Sequence[_Row], given: Spelled, errors: dict[int, TokenAlignError]) -> Translation:
         """Align all texts but the refused ones, and carry their traces over."""
         rows = [_NOTHING if text in errors else row for text, row in enumerate(kept)]
-        if errors:
-            spelled = spelled.without(np.isin(np.arange(len(rows)), list(errors)))
+        spelled = given.without(np.isin(np.arange(len(rows)), list(errors))) if errors else given
         finished = np.array([row.trace.finished for row in rows], np.bool_)
         spelled = self._with_eos(spelled, [len(row.trace.text) for row in rows], finished)
         traces = [row.trace for text, row in enumerate(rows) if text not in errors]
         cu_a = np.cumsum([0, *(row.n_source_tokens for row in rows)])
-        alignment = _align(rows, _joined(traces, "ends"), cu_a, spelled, finished)
-        logprobs, source_mask = _joined(traces, "logprobs"), _joined(traces, "mask")
+        ends_a, logprobs, source_mask = (_joined(traces, name) for name in ("ends", "logprobs", "mask"))
+        if not _hold(rows, ends_a, cu_a, logprobs):
+            return self._carry(kept, given, errors | _lies(kept, errors))
+        alignment = _align(rows, ends_a, cu_a, spelled, finished)
         counts: dict[str, Sequence[float]] = {
             "changed_bytes": spelled.changed_bytes.tolist(),
             "lost_bytes": spelled.lost_bytes.tolist(),
@@ -259,6 +257,41 @@ class Translator:
         return replace(spelled, ids=ids, ends=ends, cu=cu, changed_mask=changed_mask)
 
 
+def _hold(
+    rows: Sequence[_Row],
+    ends_a: npt.NDArray[Any] | None,
+    cu_a: npt.NDArray[np.int64],
+    logprobs: npt.NDArray[Any] | None,
+) -> bool:
+    """Whether the numbers of all traces are what Trace.checked asks for, in one look."""
+    if ends_a is None:
+        return True
+    with_eos = cu_a[1:][[row.trace.has_eos for row in rows]]
+    if not (cu_a[1:] > cu_a[:-1])[[bool(row.trace.text) or row.trace.has_eos for row in rows]].all():
+        return False
+    width_A = widths(ends_a, cu_a)
+    last_N = np.append(ends_a, 0)[np.where(cu_a[1:] > cu_a[:-1], cu_a[1:] - 1, len(ends_a))]
+    return (
+        width_A.min(initial=0) >= 0
+        and ends_a.min(initial=0) >= 0
+        and not width_A[with_eos - 1].any()
+        and last_N.tolist() == [len(row.trace.text) for row in rows]
+        and (logprobs is None or plausible(logprobs))
+    )
+
+
+def _lies(rows: Sequence[_Row], errors: Mapping[int, TokenAlignError]) -> dict[int, TokenAlignError]:
+    """Why traces do not hold, by text."""
+    found: dict[int, TokenAlignError] = {}
+    for text, row in enumerate(rows):
+        try:
+            if text not in errors:
+                row.trace.checked()
+        except TokenAlignError as error:
+            found[text] = error
+    return found
+
+
 def _align(
     rows: Sequence[_Row],
     ends_a: npt.NDArray[Any] | None,
@@ -283,7 +316,7 @@ def _joined(traces: Sequence[Trace], name: Literal["ends", "logprobs", "mask"]) 
     with_it = [each for each in given if each is not None]
     if not with_it:
         return None
-    shapes = {np.shape(each)[1:] for each in with_it}
+    shapes = {each.shape[1:] for each in with_it}
     if len(with_it) < len(given) or len(shapes) > 1:
         raise AlignmentError(
             f"either all traces of a batch have `{name}` of one form or none, got {len(with_it)} of {len(given)} with it"
