@@ -20,6 +20,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from tokenalign.definition import SPACE_MARK
+from tokenalign.errors import TextError
+from tokenalign.foreign import foreign
 from tokenalign.table import TokenTable
 from tokenalign.words import Words
 
@@ -154,7 +156,8 @@ class Speller:
         """What the tokens of a text spell if none is missing."""
         string = text.decode()
         if self._normaliser is not None:
-            string = self._normaliser.normalize_str(string)
+            with foreign(TextError, f"the normaliser fails on a text of {len(text)} bytes"):
+                string = self._normaliser.normalize_str(string)
         return (string.replace(SPACE_MARK, " ") if self._metaspace else string).encode()
 
     def _proposed_cuts(self, text: bytes, ids: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -162,7 +165,8 @@ class Speller:
 
         A character between two tokens (the accent behind a composed letter) is counted to the first.
         """
-        encoding = self._clone.encode(text.decode(), add_special_tokens=False)
+        with foreign(TextError, f"the tokenizer gives no offsets for a text of {len(text)} bytes"):
+            encoding = self._clone.encode(text.decode(), add_special_tokens=False)
         inner: list[tuple[int, int]] = []
         if len(encoding.ids) == len(ids) > 1:
             starts = np.flatnonzero(np.frombuffer(text, np.uint8) & 0xC0 != 0x80)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tokenalign.align import Alignment, align_batch, widths
 from tokenalign.encoder import Encoder
-from tokenalign.errors import AlignmentError, RoleError, TableError, TokenAlignError, TooLongError
+from tokenalign.errors import AlignmentError, RoleError, TableError, TextError, TokenAlignError, TooLongError
 from tokenalign.raw_bytes import Piece, encode_bytes, locate_pieces, whole_characters
 from tokenalign.residual import Residual, TranslationError, per_text, structure
 from tokenalign.spelling import Spelled
@@ -146,13 +146,25 @@ class Translator:
             rows = [read(trace) for trace in traces]
         errors = {text: row for text, row in enumerate(rows) if isinstance(row, TokenAlignError)}
         kept = [_NOTHING if isinstance(row, TokenAlignError) else row for row in rows]
-        spelled = locate_pieces(self._encoder, [row.pieces for row in kept])
+        spelled = self._locate(kept, errors)
         for text, row in enumerate(kept):
             if row.trace.text and (error := self._lost_too_much(spelled, text, row)) is not None:
                 errors[text] = error
         translation = self._carry(kept, spelled, errors)
         too_tangled = self._too_tangled(translation)
         return self._carry(kept, spelled, {**translation.errors, **too_tangled}) if too_tangled else translation
+
+    def _locate(self, rows: list[_Row], errors: dict[int, TokenAlignError]) -> Spelled:
+        """Where all tokens end; a text on which the library gives up is taken out, with its error."""
+        try:
+            return locate_pieces(self._encoder, [row.pieces for row in rows])
+        except TextError:
+            for text, row in enumerate(rows):
+                try:
+                    locate_pieces(self._encoder, [row.pieces])
+                except TextError as gave_up:
+                    errors[text], rows[text] = gave_up, _NOTHING
+            return locate_pieces(self._encoder, [row.pieces for row in rows])
 
     def _read(self, trace: Trace, *, max_tokens: int) -> _Row | TokenAlignError:
         """A checked trace with its ids, or why it is refused."""
