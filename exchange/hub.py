@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from exchange.admission import Admission
+from exchange.commits import Commits, Publication
 from exchange.config import HubConfig
 from exchange.errors import RefusedError
 from exchange.gathers import Gathers
@@ -49,10 +50,17 @@ class Hub:
     """One run's exchange. clock: monotonic seconds; ages, liveness and deadlines are counted on it.
 
     first_cursor: above every cursor of an earlier hub of the run, so that no reader takes new records for known ones.
+    durable: admitted records are queued in `commits` for whoever owns the disk, who then says `committed` or
+    `commit_failed`.
     """
 
     def __init__(
-        self, config: HubConfig, *, clock: Callable[[], float] = time.monotonic, first_cursor: Cursor = FIRST_CURSOR
+        self,
+        config: HubConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        first_cursor: Cursor = FIRST_CURSOR,
+        durable: bool = False,
     ) -> None:
         self.config = config
         self._clock = clock
@@ -66,6 +74,7 @@ class Hub:
         )
         selector = Selector(self._store, self._members, config.edges)
         self._admission = Admission(memory_bytes=config.memory_bytes)
+        self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
         self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes)
         self._bad_frames = 0
         self._undeliverable = 0
@@ -103,6 +112,26 @@ class Hub:
         now = self._clock()
         self._store.expire(now)
         return self._gathers.due(now)
+
+    def committed(self) -> list[Outgoing]:
+        """The group that was taken from `commits` is on disk: answers to those who waited for that."""
+        assert self.commits is not None
+        return self.commits.done()
+
+    def commit_failed(self, reason: str) -> list[Outgoing]:
+        """The group could not be written: refusals for those who waited for it."""
+        assert self.commits is not None
+        for publication, member in self._senders(self.commits.written):
+            if publication.waiters:
+                member.seen.add(publication.seq, refused("storage", reason))
+        return self.commits.fail(reason)
+
+    def _senders(self, publications: Sequence[Publication]) -> Iterator[tuple[Publication, Member]]:
+        """Publications whose incarnation is still the present one, with its member."""
+        for publication in publications:
+            member = self._members.of(publication.peer)
+            if member is not None:
+                yield publication, member
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next, on the hub's clock."""
@@ -170,6 +199,9 @@ class Hub:
     def _publish(self, member: Member, publish: Publish, incoming: Incoming[ToHub], now: float) -> list[Outgoing]:
         tally = member.tally
         tally.published += 1
+        if self.commits is not None and self.commits.join(member.peer, publish.seq, incoming.request_id):
+            tally.duplicates += 1
+            return []
         answer = member.seen.answer(publish.seq)
         if answer is not None:
             tally.duplicates += 1
@@ -181,14 +213,22 @@ class Hub:
         member.raise_newest(record.version)
         tally.accepted[record.kind] += 1
         tally.accepted_bytes[record.kind] += record.encoded.nbytes
-        accepted = Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)
-        return [accepted, *self._gathers.wake(record, now)]
+        woken = self._gathers.wake(record, now)
+        if self.commits is not None:
+            waits = publish.durable or self.commits.behind
+            waiter = incoming.request_id if waits else None
+            self.commits.add(record, peer=member.peer, seq=publish.seq, waiter=waiter)
+            if waits:
+                return woken
+        return [Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id), *woken]
 
     def _admit(
         self, member: Member, publish: Publish, payload: Sequence[memoryview], now: float
     ) -> tuple[Accepted | Refused, Record | None]:
         cursor = Cursor(self._store.newest + 1)
         try:
+            if publish.durable and self.commits is None:
+                raise RefusedError("not_durable", "this hub keeps records in memory alone, got durable=True")
             if not member.seen.fits(publish.seq):
                 raise RefusedError("window", f"sequence numbers must stay within the credit, got seq={publish.seq}")
             record = self._admission.admit(member, publish, payload, cursor=cursor, now=now)

@@ -98,10 +98,14 @@ def refused(reason: str, detail: str) -> Refused:
 
 
 class Publish(Wire, frozen=True, kw_only=True, tag="publish"):
-    """One record. seq: counts a worker's records from 1; duplicates are known by it. body: the encoded experience."""
+    """One record. seq: counts a worker's records from 1; duplicates are known by it. body: the encoded experience.
+
+    durable: answer when the record is on disk, and not when it is in memory.
+    """
 
     seq: int
     body: bytes
+    durable: bool = False
 
     def __post_init__(self) -> None:
         if self.seq < 1:
@@ -109,7 +113,8 @@ class Publish(Wire, frozen=True, kw_only=True, tag="publish"):
 
 
 class Accepted(Wire, frozen=True, kw_only=True, tag="accepted"):
-    """The record is in the hub's memory at `cursor`. duplicate: it had come before (cursor 0: where is forgotten)."""
+    """The record is in the hub's memory at `cursor`, on its disk if that was asked for. duplicate: it had come before
+    (cursor 0: where is forgotten)."""
 
     seq: int
     cursor: Cursor

@@ -1,0 +1,97 @@
+"""Publications on their way to the disk. They are committed in groups, and those that ask for it are answered after that.
+
+The hub puts in what it has admitted; whoever owns the disk takes a group, writes it outside of the event loop, and says how
+it went. One group is on its way at a time, so that the order on disk is the order of cursors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from exchange.messages import Accepted, Refused, refused
+from exchange.store import Record
+from exchange.wire import Outgoing
+
+__all__ = ["Commits", "Publication"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One admitted record that is not on disk yet. peer: the incarnation that sent it, under this seq.
+
+    waiters: request ids that are answered when it is.
+    """
+
+    record: Record
+    peer: bytes
+    seq: int
+    waiters: list[int] = field(default_factory=list)
+
+
+_Answer = Callable[[Publication], Accepted | Refused]
+
+
+class Commits:
+    """What waits for the disk. limit_bytes: above it nobody is answered before the disk has caught up."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: dict[tuple[bytes, int], Publication] = {}
+        self._written: dict[tuple[bytes, int], Publication] = {}
+        self.waiting_bytes = 0
+        self.committed = 0
+        self.failed = 0
+
+    def __len__(self) -> int:
+        """Publications that no group has taken yet."""
+        return len(self._waiting)
+
+    @property
+    def written(self) -> Sequence[Publication]:
+        """The group that is on its way to the disk."""
+        return tuple(self._written.values())
+
+    @property
+    def behind(self) -> bool:
+        """The disk is so far behind that answers wait for it."""
+        return self.waiting_bytes > self._limit_bytes
+
+    def add(self, record: Record, *, peer: bytes, seq: int, waiter: int | None) -> None:
+        """Queue a record; `waiter` is the request to answer when it is on disk."""
+        publication = Publication(record=record, peer=peer, seq=seq, waiters=[] if waiter is None else [waiter])
+        self._waiting[peer, seq] = publication
+        self.waiting_bytes += record.encoded.nbytes
+
+    def join(self, peer: bytes, seq: int, waiter: int) -> bool:
+        """Have another request for a queued record answered with it; False where it is not queued."""
+        publication = self._waiting.get((peer, seq)) or self._written.get((peer, seq))
+        if publication is not None:
+            publication.waiters.append(waiter)
+        return publication is not None
+
+    def take(self) -> Sequence[Publication]:
+        """The next group, in the order of cursors; none while one is on its way."""
+        if self._written:
+            return ()
+        self._written, self._waiting = self._waiting, {}
+        return tuple(self._written.values())
+
+    def done(self) -> list[Outgoing]:
+        """The group is on disk: the answers that waited for it."""
+        self.committed += len(self._written)
+        return self._answer(lambda publication: Accepted(seq=publication.seq, cursor=publication.record.cursor))
+
+    def fail(self, reason: str) -> list[Outgoing]:
+        """The group could not be written: who waited for it is refused, the others' records stay in memory alone."""
+        self.failed += len(self._written)
+        return self._answer(lambda publication: refused("storage", reason))
+
+    def _answer(self, message: _Answer) -> list[Outgoing]:
+        group, self._written = self._written.values(), {}
+        self.waiting_bytes -= sum(publication.record.encoded.nbytes for publication in group)
+        return [
+            Outgoing(peer=publication.peer, message=message(publication), request_id=waiter)
+            for publication in group
+            for waiter in publication.waiters
+        ]

@@ -1,0 +1,133 @@
+"""Durable publications: answered after the commit that holds them, once each, refused when the disk fails."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exchange.config import HubConfig
+from exchange.hub import Hub
+from exchange.messages import Accepted, Gather, Publish, Refused, Rows
+from exchange.testing import HubDriver, a_rollout_group, rewards_of
+from exchange.types import AnyExperience
+from exchange.wire import Outgoing, encode_record
+
+
+class DurableDriver(HubDriver):
+    """A driver of a hub with a disk that is driven by hand."""
+
+    def __init__(self, config: HubConfig | None = None) -> None:
+        super().__init__(config)
+        self.hub = Hub(self.hub.config, clock=self.clock, durable=True)
+        self.join("alpha", "beta")
+
+    def send(self, experience: AnyExperience, seq: int, *, durable: bool = True) -> list[Outgoing]:
+        record = encode_record(experience)
+        return self.say(experience.agent, Publish(seq=seq, body=record.body, durable=durable), record.frames)
+
+    def commit(self) -> list[Outgoing]:
+        assert self.hub.commits is not None
+        self.hub.commits.take()
+        return self.hub.committed()
+
+
+def test_a_durable_record_is_answered_by_the_commit_and_seen_before() -> None:
+    driver = DurableDriver()
+    assert driver.send(rewards_of("alpha", 0, "p"), 1) == []
+    rows = driver.ask("beta", Gather(kinds=("rewards",)))
+    assert isinstance(rows, Rows) and len(rows.rows) == 1
+    (answer,) = driver.commit()
+    assert (answer.peer, answer.message) == (b"alpha", Accepted(seq=1, cursor=rows.rows[0].cursor))
+    assert driver.commit() == []
+
+
+def test_an_accepted_record_is_answered_at_once_and_committed_all_the_same() -> None:
+    driver = DurableDriver()
+    (answer,) = driver.send(rewards_of("alpha", 0, "p"), 1, durable=False)
+    assert isinstance(answer.message, Accepted)
+    assert driver.hub.commits is not None
+    assert [each.seq for each in driver.hub.commits.take()] == [1]
+    assert driver.hub.committed() == []
+
+
+def test_a_record_sent_again_before_its_commit_has_one_place_and_two_answers() -> None:
+    driver = DurableDriver()
+    driver.send(rewards_of("alpha", 0, "p"), 1)
+    assert driver.send(rewards_of("alpha", 0, "p"), 1) == []
+    assert driver.hub.commits is not None
+    driver.hub.commits.take()
+    assert driver.send(rewards_of("alpha", 0, "p"), 1) == []  # also while the group is being written
+    answers = driver.hub.committed()
+    assert [answer.message for answer in answers] == [Accepted(seq=1, cursor=driver.hub.stats().cursor)] * 3
+    assert len({answer.request_id for answer in answers}) == 3
+    (late,) = driver.send(rewards_of("alpha", 0, "p"), 1)
+    assert isinstance(late.message, Accepted) and late.message.duplicate
+    assert driver.hub.stats().stored == 1
+
+
+def test_one_group_at_a_time_in_the_order_of_cursors() -> None:
+    driver = DurableDriver()
+    for seq in (1, 2, 3):
+        driver.send(rewards_of("alpha", seq, "p"), seq)
+    assert driver.hub.commits is not None
+    group = driver.hub.commits.take()
+    driver.send(rewards_of("alpha", 4, "p"), 4)
+    assert [each.seq for each in group] == [1, 2, 3]
+    assert driver.hub.commits.take() == ()
+    assert len(driver.hub.committed()) == 3
+    assert [each.seq for each in driver.hub.commits.take()] == [4]
+
+
+def test_a_failed_commit_refuses_who_waited_also_when_asked_again() -> None:
+    driver = DurableDriver()
+    driver.send(rewards_of("alpha", 0, "p"), 1)
+    driver.send(rewards_of("alpha", 1, "p"), 2, durable=False)
+    assert driver.hub.commits is not None
+    driver.hub.commits.take()
+    (refusal,) = driver.hub.commit_failed("no space left on /x")
+    assert isinstance(refusal.message, Refused)
+    assert (refusal.message.reason, refusal.message.detail) == ("storage", "no space left on /x")
+    (again,) = driver.send(rewards_of("alpha", 0, "p"), 1)
+    assert again.message == refusal.message
+    assert driver.send(rewards_of("alpha", 2, "p"), 3) == []
+    assert len(driver.commit()) == 1
+    assert (driver.hub.commits.committed, driver.hub.commits.failed) == (1, 2)
+
+
+def test_when_the_disk_is_far_behind_nobody_is_answered_before_it() -> None:
+    driver = DurableDriver(HubConfig(run_id="r", credit_bytes=40_000))
+    group = a_rollout_group("alpha", 0, "p", completions=8, tokens=256)
+    assert len(driver.send(group, 1, durable=False)) == 1
+    assert len(driver.send(group, 2, durable=False)) == 1
+    assert driver.send(group, 3, durable=False) == []
+    assert len(driver.commit()) == 1
+
+
+def test_a_hub_without_a_disk_refuses_durable_records() -> None:
+    driver = HubDriver()
+    driver.join("alpha")
+    record = encode_record(rewards_of("alpha", 0, "p"))
+    answer = driver.ask("alpha", Publish(seq=1, body=record.body, durable=True), record.frames)
+    assert isinstance(answer, Refused) and answer.reason == "not_durable"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["send", "again", "accepted", "take", "done", "fail"]), max_size=40))
+def test_every_request_is_answered_exactly_once(steps: list[str]) -> None:
+    driver = DurableDriver()
+    assert driver.hub.commits is not None
+    seq, answers = 0, []
+    for step in steps:
+        if step in ("send", "accepted") or (step == "again" and not seq):
+            seq += 1
+            answers += driver.send(rewards_of("alpha", seq, "p"), seq, durable=step != "accepted")
+        elif step == "again":
+            answers += driver.send(rewards_of("alpha", seq, "p"), seq)
+        elif step == "take":
+            driver.hub.commits.take()
+        else:
+            answers += driver.hub.committed() if step == "done" else driver.hub.commit_failed("full")
+    answers += driver.hub.committed() + driver.commit()
+    asked = sum(step in ("send", "again", "accepted") for step in steps)
+    assert len(answers) == len({answer.request_id for answer in answers}) == asked
+    assert driver.hub.commits.waiting_bytes == 0
