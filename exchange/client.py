@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, TypeVar, Unpack, cast, get_args
+from typing import Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
 from exchange.credits import CreditWindow
 from exchange.errors import RecordTooLargeError, RefusedError, RequestTimeoutError, WireError
@@ -97,8 +97,8 @@ class Client:
         """How often this name has come back to the run; versions of published records carry it."""
         return self._session.epoch
 
-    async def publish(self, experience: AnyExperience) -> Receipt:
-        """Hand one record to the hub; waits for credit and for the hub to have it.
+    async def publish(self, experience: AnyExperience, *, ack: Literal["accepted", "durable"] = "accepted") -> Receipt:
+        """Hand one record to the hub; waits for credit and for the hub to have it: in memory, or on disk.
 
         The arrays may be written to as soon as this is called. Raises RefusedError with the hub's reason,
         RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the record may arrive or not.
@@ -115,7 +115,7 @@ class Client:
             async with asyncio.timeout(self._request_timeout_s):
                 await self._credits.acquire(nbytes)
                 try:
-                    answer = self._session.publish(record)
+                    answer = self._session.publish(record, durable=ack == "durable")
                 except BaseException:
                     self._credits.release(nbytes)
                     raise

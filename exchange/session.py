@@ -99,9 +99,9 @@ class Session:
         self._start(self._beat(welcome.heartbeat_s), "heartbeat")
         return welcome
 
-    def publish(self, record: Encoded) -> asyncio.Future[Answer]:
+    def publish(self, record: Encoded, *, durable: bool = False) -> asyncio.Future[Answer]:
         """Send one record under the next sequence number; as `request`."""
-        answer = self.request(Publish(seq=self._last_seq + 1, body=record.body), record.frames)
+        answer = self.request(Publish(seq=self._last_seq + 1, body=record.body, durable=durable), record.frames)
         self._last_seq += 1
         return answer
 
