@@ -49,3 +49,14 @@ class RefusedError(ExchangeError, ValueError):
 
     def __str__(self) -> str:
         return f"refused ({self.reason}): {self.detail}"
+
+
+class StorageError(ExchangeError, OSError):
+    """The disk of an exchange cannot be used as it is: full, failing, damaged, held by another hub, or of another run.
+
+    errno is set when the system gave one.
+    """
+
+
+class CorruptIndexError(StorageError):
+    """The index of an exchange is damaged; it can be rebuilt from the segments."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
-from exchange.errors import ProtocolError, RecordTooLargeError, WireError
+from exchange.commits import Publication
+from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
 from exchange.hub import Hub
 from exchange.messages import refused
 from exchange.wire import Buffer, Outgoing, encode_message, hub_decoder
@@ -17,12 +20,32 @@ _log = logging.getLogger(__name__)
 
 SendNow = Callable[[bytes, Sequence[Buffer]], bool]
 
+# Records that come within this time, or up to so many bytes, share one sync of the disk.
+COMMIT_INTERVAL_S = 0.005
+COMMIT_BYTES = 8 << 20
+
+
+class Log(Protocol):
+    """Where a hub's records are kept over its death."""
+
+    def commit(self, publications: Sequence[Publication]) -> None:
+        """Write a group and sync it; called in a thread, one group at a time. Raises StorageError, and then nothing of
+        the group is kept."""
+        ...
+
 
 class HubService:
-    """A hub that lives on the running event loop. send: hands frames to a peer's transport, False when it cannot."""
+    """A hub that lives on the running event loop. send: hands frames to a peer's transport, False when it cannot.
 
-    def __init__(self, hub: Hub, *, clock: Callable[[], float], send: SendNow) -> None:
+    log: takes what a durable hub admits, in a thread of its own; None for a hub in memory.
+    """
+
+    def __init__(self, hub: Hub, *, clock: Callable[[], float], send: SendNow, log: Log | None = None) -> None:
         self.hub = hub
+        self._log = log
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="exchange disk") if log is not None else None
+        self._commit_timer: asyncio.TimerHandle | None = None
+        self._committing: asyncio.Future[None] | None = None
         self._clock = clock
         self._send = send
         self._decoder = hub_decoder()
@@ -40,6 +63,7 @@ class HubService:
             return
         self._deliver(self.hub.handle(peer, incoming))
         self._arm()
+        self._arm_commit()
 
     def tick(self) -> None:
         """Answer what is due by the clock."""
@@ -52,6 +76,47 @@ class HubService:
         if self._timer is not None:
             self._timer.cancel()
         self._deliver(self.hub.close())
+
+    async def flush(self) -> None:
+        """Wait until everything admitted so far is on disk or was refused; for a hub in memory nothing."""
+        while self.hub.commits is not None and (self._committing is not None or len(self.hub.commits)):
+            self._commit()
+            if self._committing is not None:
+                await asyncio.wait((self._committing,))
+                await asyncio.sleep(0)
+        if self._disk is not None:
+            self._disk.shutdown()
+
+    def _arm_commit(self) -> None:
+        """Have waiting records committed soon, or now that they are many."""
+        commits = self.hub.commits
+        if commits is None or not len(commits) or self._committing is not None:
+            return
+        if commits.waiting_bytes >= COMMIT_BYTES:
+            self._commit()
+        elif self._commit_timer is None:
+            self._commit_timer = asyncio.get_running_loop().call_later(COMMIT_INTERVAL_S, self._commit)
+
+    def _commit(self) -> None:
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+            self._commit_timer = None
+        commits, log, disk = self.hub.commits, self._log, self._disk
+        if self._committing is not None or commits is None or log is None or disk is None:
+            return
+        if group := commits.take():
+            self._committing = asyncio.get_running_loop().run_in_executor(disk, log.commit, group)
+            self._committing.add_done_callback(self._committed)
+
+    def _committed(self, commit: asyncio.Future[None]) -> None:
+        self._committing = None
+        error = commit.exception()
+        if error is None:
+            self._deliver(self.hub.committed())
+        else:
+            _log.error("records could not be written: %s", error, exc_info=not isinstance(error, StorageError) and error)
+            self._deliver(self.hub.commit_failed(str(error)))
+        self._arm_commit()
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
         for item in outgoing:
