@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from exchange.admission import Admission
 from exchange.commits import Commits, Publication
 from exchange.config import HubConfig
 from exchange.errors import RefusedError
 from exchange.gathers import Gathers
-from exchange.members import Member, Members
+from exchange.members import Incarnation, Member, Members
 from exchange.messages import (
     Accepted,
     AskStats,
@@ -51,7 +51,7 @@ class Hub:
 
     first_cursor: above every cursor of an earlier hub of the run, so that no reader takes new records for known ones.
     durable: admitted records are queued in `commits` for whoever owns the disk, who then says `committed` or
-    `commit_failed`.
+    `commit_failed`. known: who an earlier hub of the run wrote down, so that records sent again are known.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Hub:
         clock: Callable[[], float] = time.monotonic,
         first_cursor: Cursor = FIRST_CURSOR,
         durable: bool = False,
+        known: Mapping[AgentName, Incarnation] | None = None,
     ) -> None:
         self.config = config
         self._clock = clock
@@ -71,6 +72,7 @@ class Hub:
             names=None if config.members is None else frozenset(map(AgentName, config.members)),
             heartbeat_s=config.heartbeat_s,
             window=config.credit_messages,
+            known=known,
         )
         selector = Selector(self._store, self._members, config.edges)
         self._admission = Admission(memory_bytes=config.memory_bytes)

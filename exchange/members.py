@@ -7,18 +7,30 @@ rises by one and messages of the old incarnation are refused.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from exchange.messages import Accepted, Hello, Refused, refused
 from exchange.stats import MemberState, Tally, WorkerStats
 from exchange.types import AgentName, Cursor, Version
 
-__all__ = ["Member", "Members", "SeenRecords"]
+__all__ = ["Incarnation", "Member", "Members", "SeenRecords"]
 
 SUSPECT_HEARTBEATS = 2
 GONE_HEARTBEATS = 3
 MAX_MEMBERS = 256
 NO_CURSOR = Cursor(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incarnation:
+    """What a hub's disk knows of a worker's last incarnation: every sequence number up to `mark`, and those in `above`, are
+    on it."""
+
+    peer: bytes
+    epoch: int
+    mark: int
+    above: frozenset[int] = frozenset()
 
 
 class SeenRecords:
@@ -27,9 +39,9 @@ class SeenRecords:
     The answers to the last `window` records are kept, so that a resent record gets its first answer again.
     """
 
-    def __init__(self, window: int, first_seq: int) -> None:
-        self._mark = first_seq - 1
-        self._above: set[int] = set()
+    def __init__(self, window: int, first_seq: int, known: Incarnation | None = None) -> None:
+        self._mark = first_seq - 1 if known is None else max(known.mark, first_seq - 1)
+        self._above: set[int] = set() if known is None else {seq for seq in known.above if seq > self._mark}
         self._window = window
         self._answers: OrderedDict[int, Accepted | Refused] = OrderedDict()
 
@@ -89,7 +101,17 @@ class Member:
 class Members:
     """All members of a run by name and by routing id. heartbeat_s: how often each of them promises a sign of life."""
 
-    def __init__(self, *, run_id: str, names: frozenset[AgentName] | None, heartbeat_s: float, window: int) -> None:
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        names: frozenset[AgentName] | None,
+        heartbeat_s: float,
+        window: int,
+        known: Mapping[AgentName, Incarnation] | None = None,
+    ) -> None:
+        """known: the last incarnations that an earlier hub of the run wrote down."""
+        self._known = dict(known or {})
         self._run_id = run_id
         self._names = names
         self._heartbeat_s = heartbeat_s
@@ -114,13 +136,15 @@ class Members:
             return refusal
         member = self._by_name.get(hello.name)
         if member is None:
+            known = self._known.get(hello.name)
+            came_back = known is not None and known.peer == peer
             member = Member(
                 name=hello.name,
                 peer=peer,
-                epoch=hello.epoch or 0,
+                epoch=_epoch(hello, known, came_back=came_back),
                 observer=hello.observer,
                 heard_at=now,
-                seen=SeenRecords(self._window, hello.first_seq),
+                seen=SeenRecords(self._window, hello.first_seq, known if came_back else None),
             )
             self._by_name[hello.name] = member
         elif member.peer != peer:
@@ -198,3 +222,13 @@ class Members:
             delivered_bytes=tally.delivered_bytes,
             withheld=tally.withheld,
         )
+
+
+def _epoch(hello: Hello, known: Incarnation | None, *, came_back: bool) -> int:
+    """The epoch of a worker that this hub meets for the first time."""
+    if known is None:
+        return hello.epoch or 0
+    if came_back:
+        return known.epoch
+    # An incarnation that the earlier hub had welcomed keeps its epoch; a new one comes after all that are known.
+    return known.epoch + 1 if hello.epoch is None else max(hello.epoch, known.epoch + 1)

@@ -43,6 +43,7 @@ class Wired:
     def __init__(self, log: SlowLog) -> None:
         loop = asyncio.get_running_loop()
         self.answers: list[ToWorker] = []
+        self.refused = asyncio.Event()
         self._decoder = worker_decoder()
         hub = Hub(HubConfig(run_id="r"), clock=loop.time, durable=True)
         self.service = HubService(hub, clock=loop.time, send=self._keep, log=log)
@@ -52,6 +53,8 @@ class Wired:
 
     def _keep(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         self.answers.append(self._decoder.decode([memoryview(frame) for frame in frames]).message)
+        if isinstance(self.answers[-1], Refused):
+            self.refused.set()
         return True
 
     def say(self, message: ToHub, payload: Sequence[Buffer] = ()) -> None:
@@ -98,8 +101,8 @@ async def test_a_failing_disk_is_told_and_recovers(failure: Exception) -> None:
     wired.publish()
     wired.publish(durable=False)
     async with asyncio.timeout(10):
-        while not (refusals := [answer for answer in wired.answers if isinstance(answer, Refused)]):
-            await asyncio.sleep(0)
+        await wired.refused.wait()
+    refusals = [answer for answer in wired.answers if isinstance(answer, Refused)]
     assert [(refusal.reason, refusal.detail) for refusal in refusals] == [("storage", str(failure))]
     log.failure = None
     wired.publish()
