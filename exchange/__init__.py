@@ -7,20 +7,23 @@
 `serve` runs the hub of a run, `memory` one inside this process with the same client.
 """
 
-from exchange.client import Client, Gathered, Receipt, Row
+from exchange.client import Client
 from exchange.config import HubConfig
-from exchange.connection import connect
+from exchange.connection import connect, new_routing_id
 from exchange.endpoints import private_ipc_dir
-from exchange.errors import ExchangeError, HubLostError, RefusedError
+from exchange.errors import ExchangeError, GapError, HubLostError, RefusedError
 from exchange.memory import MemoryHub, memory
+from exchange.rows import Gathered, Receipt, Row
 from exchange.server import serve
 from exchange.stats import HubStats
+from exchange.subscription import Subscription
 from exchange.types import Cursor
 
 __all__ = [
     "Client",
     "Cursor",
     "ExchangeError",
+    "GapError",
     "Gathered",
     "HubConfig",
     "HubLostError",
@@ -29,8 +32,10 @@ __all__ = [
     "Receipt",
     "RefusedError",
     "Row",
+    "Subscription",
     "connect",
     "memory",
+    "new_routing_id",
     "private_ipc_dir",
     "serve",
 ]

@@ -28,16 +28,21 @@ async def connect(
     request_timeout_s: float = 30.0,
     connect_timeout_s: float = 10.0,
     observer: bool = False,
+    identity: bytes | None = None,
+    first_seq: int = 1,
 ) -> AsyncIterator[Client]:
     """A client of the hub at `endpoint`; leaving the block waits for the hub to have everything, and says Bye.
 
     request_timeout_s: how long one request, or the hub's silence, may last. observer: may only ask for statistics.
+    identity, first_seq: for a worker that outlives its process. With the `new_routing_id()` that it keeps on disk it comes
+    back as the same incarnation, in the same epoch; numbered from the first record that was not acknowledged, whatever it
+    publishes again is stored once.
     Raises EndpointError, and ConnectError when no WELCOME comes within connect_timeout_s or the hub refuses.
     """
     check_endpoint(endpoint)
-    routing_id = new_routing_id()
+    routing_id = new_routing_id() if identity is None else identity
     link = connect_channel(endpoint, routing_id=routing_id, credit_messages=ASSUMED_CREDIT_MESSAGES)
-    hello = Hello(name=AgentName(name), run_id=run_id, observer=observer)
+    hello = Hello(name=AgentName(name), run_id=run_id, observer=observer, first_seq=first_seq)
     async with open_client(
         link, hello, endpoint=endpoint, request_timeout_s=request_timeout_s, connect_timeout_s=connect_timeout_s
     ) as client:

@@ -19,7 +19,9 @@ import msgspec
 from exchange.errors import ClosedError, ConnectError, ExchangeError, HubLostError, WireError
 from exchange.messages import (
     Bye,
+    Cancel,
     Closing,
+    Gather,
     Hello,
     Ping,
     Publish,
@@ -74,7 +76,8 @@ class Session:
         # Not bounded here: the credit window bounds records, the client gathers, and there is one ping and one Hello.
         self._outbox: asyncio.Queue[list[Buffer]] = asyncio.Queue()
         self._pending: dict[int, _Pending] = {}
-        self._last_id = self._last_seq = 0
+        self._last_id = 0
+        self._last_seq = hello.first_seq - 1
         self._opened: asyncio.Future[Welcome] = self._loop.create_future()
         self._joined = False
         self._heard_at = self._loop.time()
@@ -106,7 +109,8 @@ class Session:
         return answer
 
     def request(self, message: ToHub, payload: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
-        """Send one message; the future gets its answer, or HubLostError. Cancelling the future drops the answer."""
+        """Send one message; the future gets its answer, or HubLostError. Cancelling the future drops the answer, and the
+        hub is told where it may still be waiting to give it."""
         self._check()
         request_id = self._last_id + 1
         frames = encode_message(message, request_id, payload)
@@ -240,9 +244,11 @@ class Session:
         self._outbox.put_nowait(encode_message(msgspec.structs.replace(self._ping, received_bytes=self.received_bytes)))
 
     def _settle(self, request_id: int) -> None:
-        answer = self._pending.pop(request_id).answer
-        if not answer.cancelled():
-            answer.exception()  # a failure nobody waits for any more is no news
+        pending = self._pending.pop(request_id)
+        if not pending.answer.cancelled():
+            pending.answer.exception()  # a failure nobody waits for any more is no news
+        elif self._joined and isinstance(pending.message, Gather):
+            self._outbox.put_nowait(encode_message(Cancel(request=request_id)))
 
     def _check(self) -> None:
         if self._failure is not None:

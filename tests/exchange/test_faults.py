@@ -241,3 +241,19 @@ asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", script], timeout=5, capture_output=True, check=False)
     assert ended.returncode == 7, ended.stderr
+
+
+async def test_a_worker_that_outlives_its_process_stores_nothing_twice() -> None:
+    """Its acknowledgements were lost with it; it comes back under its identity and sends them again."""
+    identity = exchange.new_routing_id()
+    async with serving(heartbeat_s=0.1) as endpoint:
+        async with exchange.connect(endpoint, name="alpha", run_id="r", identity=identity) as alpha:
+            first = [await alpha.publish(rewards_of("alpha", step, "p")) for step in range(3)]
+            epoch = alpha.epoch
+        async with exchange.connect(endpoint, name="alpha", run_id="r", identity=identity, first_seq=2) as alpha:
+            again = [await alpha.publish(rewards_of("alpha", step, "p", epoch=alpha.epoch)) for step in (1, 2, 3)]
+            stats = await alpha.stats()
+        assert alpha.epoch == epoch == 0
+        assert [receipt.seq for receipt in first] == [1, 2, 3]
+        assert [(receipt.seq, receipt.duplicate) for receipt in again] == [(2, True), (3, True), (4, False)]
+        assert stats.stored == 4
