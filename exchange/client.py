@@ -1,77 +1,32 @@
-"""What an agent sees of the exchange: publish, gather, progress, stats."""
+"""What an agent sees of the exchange: publish, gather, subscribe, progress, stats."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict, TypeVar, Unpack, cast, get_args
+from collections.abc import Collection, Sequence
+from typing import Literal, TypeVar, Unpack, cast
+
+import msgspec
 
 from exchange.credits import CreditWindow
 from exchange.errors import RecordTooLargeError, RefusedError, RequestTimeoutError, WireError
-from exchange.messages import Accepted, AskStats, Gather, Refused, RowHeader, Rows, ToWorker
+from exchange.messages import Accepted, AskStats, Commit, Committed, Gather, Refused, RowHeader, Rows, ToWorker
+from exchange.rows import Filters, Gathered, Receipt, Row, gather_message
 from exchange.session import Answer, Session
 from exchange.stats import HubStats
-from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, PromptId, Version
+from exchange.subscription import Subscription
+from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, Version
 from exchange.wire import RecordDecoder, encode_record
 
-__all__ = ["Client", "Filters", "Gathered", "Receipt", "Row"]
+__all__ = ["Client", "Row"]
 
-# Below the hub's own limit, so that gathers queue here and are not refused there.
-GATHERS_IN_FLIGHT = 8
+# Together the hub's own limit, so that they queue here and are not refused there; apart, so that subscriptions to what
+# never comes hold up no gather.
+GATHERS_IN_FLIGHT = POLLS_IN_FLIGHT = 8
+# How long a subscription waits at the hub before it asks again.
+POLL_S = 10.0
 
 T = TypeVar("T", bound=ToWorker)
-
-
-class Filters(TypedDict, total=False):
-    """Filters of a gather; one that is left out or None does not filter.
-
-    agents: producers; without it all but the asker itself. steps: the producer's, inclusive. max_age_s: by the hub's
-    clock. max_lag: in versions behind the producer's newest known one; rows of an earlier epoch never pass it.
-    latest_only: of the rows that fit the others, only each producer's newest of a kind on a prompt.
-    """
-
-    prompt_ids: Iterable[PromptId] | None
-    agents: Iterable[AgentName] | None
-    min_step: int | None
-    max_step: int | None
-    max_age_s: float | None
-    max_lag: int | None
-    latest_only: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """The hub has the record. duplicate: it had it before. cursor: where, 0 if that is forgotten."""
-
-    seq: int
-    cursor: Cursor
-    duplicate: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One record. age_s: since the hub stored it, by its clock. lag: None when of an earlier epoch of its producer."""
-
-    experience: AnyExperience
-    cursor: Cursor
-    age_s: float
-    lag: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """rows: in cursor order. cursor: the next `after`; with it nothing is skipped and nothing comes twice.
-
-    more: the answer was cut by its size, ask again. newest: newest version known of each producer. evicted_to: rows up to
-    this cursor may be missing, as the hub let them go for room or age.
-    """
-
-    rows: list[Row]
-    cursor: Cursor
-    more: bool
-    newest: dict[AgentName, Version]
-    evicted_to: Cursor
 
 
 class Client:
@@ -83,6 +38,7 @@ class Client:
         self._request_timeout_s = request_timeout_s
         self._decoder = RecordDecoder()
         self._gathers = asyncio.Semaphore(GATHERS_IN_FLIGHT)
+        self._polls = asyncio.Semaphore(POLLS_IN_FLIGHT)
         self._max_record_bytes = 0
         self._credits = CreditWindow(messages=0, nbytes=0)
 
@@ -142,35 +98,32 @@ class Client:
         max_bytes: size of the answer; it has at least one row. After an answer with `more`, ask again with min_count 0.
         Raises ValueError for an unknown kind, RefusedError, RequestTimeoutError, HubLostError. Cancellation is safe.
         """
-        unknown = set(kinds) - set(get_args(Kind))
-        if unknown or not kinds:
-            raise ValueError(f"`kinds` must be some of {', '.join(get_args(Kind))}, got kinds={kinds!r}")
-        prompt_ids, agents = filters.get("prompt_ids"), filters.get("agents")
-        async with self._gathers:
-            request = Gather(
-                kinds=tuple(kinds),
-                prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
-                agents=None if agents is None else tuple(agents),
-                after=after,
-                min_step=filters.get("min_step"),
-                max_step=filters.get("max_step"),
-                max_age_s=filters.get("max_age_s"),
-                max_lag=filters.get("max_lag"),
-                latest_only=filters.get("latest_only", False),
-                min_count=min_count,
-                deadline_s=deadline_s,
-                max_bytes=max_bytes,
-                received_bytes=self._session.received_bytes,
-            )
-            answer = await self._ask(request, "rows", deadline_s + self._request_timeout_s)
-        rows = _expect(Rows, answer)
-        return Gathered(
-            rows=[self._decode(row, answer.payload) for row in rows.rows],
-            cursor=rows.cursor,
-            more=rows.more,
-            newest=rows.newest,
-            evicted_to=rows.evicted_to,
+        request = gather_message(kinds, after, **filters)
+        return await self._pull(
+            msgspec.structs.replace(request, min_count=min_count, deadline_s=deadline_s, max_bytes=max_bytes), self._gathers
         )
+
+    def subscribe(
+        self,
+        *,
+        kinds: Collection[Kind],
+        after: Cursor = START,
+        name: str | None = None,
+        max_bytes: int = 8 << 20,
+        **filters: Unpack[Filters],
+    ) -> Subscription:
+        """Every row behind `after` that fits the filters, those that are there and then those that come.
+
+            async for row in ex.subscribe(kinds={"successes"}, agents={"beta"}):
+                ...
+
+        after: START is the oldest that the hub still has; `(await ex.stats()).cursor` is now. name: of a consumer of this
+        worker whose cursor the hub keeps; without `after` it goes on behind its last `commit`. max_bytes: fetched at a
+        time. Up to 8 subscriptions of a client wait at once, more take turns. Raises ValueError for an unknown kind.
+        """
+        request = gather_message(kinds, after, **filters)
+        request = msgspec.structs.replace(request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes)
+        return Subscription(request, pull=lambda gather: self._pull(gather, self._polls), commit=self._commit)
 
     async def progress(self, *, step: int, version: Version) -> None:
         """Tell how far this worker is, now and with every heartbeat; raises its newest known version. Does not wait."""
@@ -183,7 +136,25 @@ class Client:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _ask(self, request: Gather | AskStats, what: str, timeout_s: float) -> Answer:
+    async def _pull(self, request: Gather, slots: asyncio.Semaphore) -> Gathered:
+        async with slots:
+            request = msgspec.structs.replace(request, received_bytes=self._session.received_bytes)
+            answer = await self._ask(request, "rows", request.deadline_s + self._request_timeout_s)
+        rows = _expect(Rows, answer)
+        return Gathered(
+            rows=[self._decode(row, answer.payload) for row in rows.rows],
+            cursor=rows.cursor,
+            more=rows.more,
+            newest=rows.newest,
+            evicted_to=rows.evicted_to,
+            gap_to=rows.gap_to,
+        )
+
+    async def _commit(self, consumer: str, cursor: Cursor) -> Cursor:
+        commit = Commit(consumer=consumer, cursor=cursor)
+        return _expect(Committed, await self._ask(commit, "a consumer's cursor", self._request_timeout_s)).cursor
+
+    async def _ask(self, request: Gather | Commit | AskStats, what: str, timeout_s: float) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._session.request(request)

@@ -39,6 +39,21 @@ class RecordTooLargeError(ExchangeError, ValueError):
     """A record that would not fit into the hub's limits; nothing was sent."""
 
 
+class GapError(ExchangeError, LookupError):
+    """Rows behind cursor `after`, up to `to`, may be missing from a subscription: the hub let them go, or restarted."""
+
+    def __init__(self, after: int, to: int) -> None:
+        super().__init__(after, to)
+        self.after = after
+        self.to = to
+
+    def __str__(self) -> str:
+        return (
+            f"the hub no longer has all rows, got after={self.after} where some up to {self.to} are gone: iterate again to "
+            f"go on behind them, and read faster or raise the exchange's `memory_bytes`"
+        )
+
+
 class RefusedError(ExchangeError, ValueError):
     """The hub refused a record or a request. reason: one word for programs; detail: the sentence for people."""
 

@@ -1,32 +1,44 @@
-"""The gathers that wait: for rows, for their deadline, or for their worker to read what it was sent."""
+"""The gathers that wait: for rows, for their deadline, or for their worker to read what it was sent.
+
+Also where each named consumer stands, as a gather may begin there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from exchange.members import Member
-from exchange.messages import Gather, Refused, refused
+from exchange.messages import Commit, Committed, Gather, Refused, refused
 from exchange.selection import Selection, Selector
 from exchange.store import Record
+from exchange.types import START, AgentName, Cursor
 from exchange.wire import MAX_RECORD_BYTES, Outgoing
 
 __all__ = ["Gathers"]
 
 MAX_WAITING = 16
+MAX_CONSUMERS = 64
 
 _Key = tuple[bytes, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """A gather that was not answered yet. have: matching records when last counted."""
+    """A gather that was not answered yet. have: matching records when last counted.
+
+    seen_to: no row up to here is missing. all_seen: nor is any behind it, as each was looked at when it came and does not fit.
+    """
 
     member: Member
     gather: Gather
     request_id: int
     deadline: float
     have: int
+    seen_to: Cursor
+    all_seen: bool
 
 
 class Gathers:
@@ -36,6 +48,7 @@ class Gathers:
         self._selector = selector
         self._unread_limit_bytes = unread_limit_bytes
         self._waiting: dict[_Key, _Waiting] = {}
+        self._committed: dict[AgentName, dict[str, Cursor]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -46,18 +59,35 @@ class Gathers:
         refusal = self._refusal(member, gather)
         if refusal is not None:
             return [Outgoing(peer=member.peer, message=refusal, request_id=request_id)]
+        if gather.consumer is not None and gather.after == START:
+            after = self._committed.get(member.name, {}).get(gather.consumer, START)
+            gather = msgspec.structs.replace(gather, after=after)
         selection = self._selector.run(member.name, gather, now)
+        seen_to = self._selector.start(member.name, gather)
         waiting = _Waiting(
             member=member,
             gather=gather,
             request_id=request_id,
             deadline=now + gather.deadline_s,
             have=selection.matching,
+            seen_to=seen_to,
+            all_seen=not selection.matching and self._selector.gap_to(member.name, gather, seen_to) == START,
         )
         if gather.deadline_s <= 0 or self._complete(waiting):
             return [self._answer(waiting, selection, now)]
         self._waiting[member.peer, request_id] = waiting
         return []
+
+    def commit(self, member: Member, commit: Commit) -> Committed | Refused:
+        """Move a named consumer of a worker forward."""
+        consumers = self._committed.setdefault(member.name, {})
+        if commit.cursor > self._selector.newest():
+            return refused("invalid", f"no record has this cursor yet, got cursor={commit.cursor}")
+        if commit.consumer not in consumers and len(consumers) >= MAX_CONSUMERS:
+            detail = f"a worker may have {MAX_CONSUMERS} named consumers, got one more: {commit.consumer!r}"
+            return refused("too_many", detail)
+        consumers[commit.consumer] = max(commit.cursor, consumers.get(commit.consumer, START))
+        return Committed(cursor=consumers[commit.consumer])
 
     def wake(self, record: Record, now: float) -> list[Outgoing]:
         """Count a new record for the gathers that it fits, and answer those that have enough."""
@@ -65,6 +95,8 @@ class Gathers:
         for key, waiting in self._waiting.items():
             if self._selector.fits(waiting.member.name, waiting.gather, record, now):
                 waiting.have += 1
+                if waiting.all_seen:
+                    waiting.seen_to, waiting.all_seen = Cursor(record.cursor - 1), False
                 if self._complete(waiting):
                     done.append(key)
         return self._recount(done, now)
@@ -81,6 +113,9 @@ class Gathers:
 
     def next_deadline(self) -> float | None:
         return min((waiting.deadline for waiting in self._waiting.values()), default=None)
+
+    def cancel(self, peer: bytes, request_id: int) -> None:
+        self._waiting.pop((peer, request_id), None)
 
     def forget(self, peer: bytes) -> None:
         for key in [key for key in self._waiting if key[0] == peer]:
@@ -119,6 +154,7 @@ class Gathers:
     def _answer(self, waiting: _Waiting, selection: Selection, now: float) -> Outgoing:
         member = waiting.member
         if self._may_send(member):
-            message, payload = self._selector.answer(member, selection, now)
+            gap_to = START if waiting.all_seen else self._selector.gap_to(member.name, waiting.gather, waiting.seen_to)
+            message, payload = self._selector.answer(member, selection, now, gap_to)
             return Outgoing(peer=member.peer, message=message, request_id=waiting.request_id, payload=payload)
         return Outgoing(peer=member.peer, message=self._selector.nothing_yet(waiting.gather), request_id=waiting.request_id)

@@ -21,7 +21,9 @@ from exchange.messages import (
     Accepted,
     AskStats,
     Bye,
+    Cancel,
     Closing,
+    Commit,
     Gather,
     Goodbye,
     Hello,
@@ -105,8 +107,14 @@ class Hub:
         if member.observer:
             refusal = refused("observer", "an observer may only ask for statistics")
             return [Outgoing(peer=peer, message=refusal, request_id=request_id)]
-        if isinstance(message, Gather):
-            return self._gathers.ask(member, message, request_id, now)
+        match message:
+            case Gather():
+                return self._gathers.ask(member, message, request_id, now)
+            case Commit():
+                return [Outgoing(peer=peer, message=self._gathers.commit(member, message), request_id=request_id)]
+            case Cancel():
+                self._gathers.cancel(peer, message.request)
+                return []
         return self._publish(member, message, incoming, now)
 
     def tick(self) -> list[Outgoing]:

@@ -7,6 +7,8 @@ the fixed header (exchange/wire.py) and comes back in its answer. Payload frames
     Hello     ->   Welcome | Refused     before anything else; again, with the same routing id, after a break
     Publish   ->   Accepted | Refused
     Gather    ->   Rows | Refused        at once, or when min_count rows match, or at the deadline
+    Commit    ->   Committed | Refused
+    Cancel    ->                         the answer to a Gather is no longer wanted
     Ping      ->   Pong                  every heartbeat, and when progress is made
     AskStats  ->   HubStats | Refused
     Bye       ->   Goodbye
@@ -25,7 +27,10 @@ __all__ = [
     "Accepted",
     "AskStats",
     "Bye",
+    "Cancel",
     "Closing",
+    "Commit",
+    "Committed",
     "Gather",
     "Goodbye",
     "Hello",
@@ -65,8 +70,7 @@ class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
     observer: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MAX_NAME_CHARS:
-            raise ValueError(f"`name` must have 1 to {MAX_NAME_CHARS} characters, got {len(self.name)}")
+        _check_name("name", self.name)
         if self.first_seq < 1 or (self.epoch is not None and self.epoch < 0):
             raise ValueError(f"sequence numbers count from 1, epochs from 0, got {self.first_seq}, {self.epoch}")
 
@@ -127,8 +131,8 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     agents: producers; None means all but the asker. steps: the producer's, inclusive. max_age_s: by the hub's clock.
     max_lag: in versions behind the producer's newest; rows of an earlier epoch never pass it. The answer waits until
     min_count rows match or deadline_s has passed. max_bytes: of the answer, but at least one row.
-    latest_only: of the rows that fit, only each producer's newest of a kind on a prompt. received_bytes: of all Rows
-    payloads since the WELCOME.
+    latest_only: of the rows that fit, only each producer's newest of a kind on a prompt. received_bytes: of all
+    payloads since the WELCOME. consumer: a name whose committed cursor stands in for an `after` of 0.
     Example: Gather(kinds=("successes",), prompt_ids=("4f0c…",), after=17, min_count=1, deadline_s=0.5).
     """
 
@@ -145,6 +149,11 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     max_bytes: int = 8 << 20
     latest_only: bool = False
     received_bytes: int = 0
+    consumer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.consumer is not None:
+            _check_name("consumer", self.consumer)
 
 
 class RowHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +177,8 @@ class RowHeader(msgspec.Struct, frozen=True, kw_only=True):
 class Rows(Wire, frozen=True, kw_only=True, tag="rows"):
     """Answer to Gather. cursor: the next `after`. more: the answer was cut, ask again. newest: of each known producer.
 
-    evicted_to: rows up to this cursor may be missing, as the hub let them go for room or age.
+    evicted_to: rows up to this cursor may be missing, as the hub let them go for room or age. gap_to: the same for
+    the asked kinds and agents alone, and 0 where no row behind a given `after` (or a consumer's cursor) can be missing.
     """
 
     rows: tuple[RowHeader, ...]
@@ -176,6 +186,30 @@ class Rows(Wire, frozen=True, kw_only=True, tag="rows"):
     more: bool
     newest: dict[AgentName, Version]
     evicted_to: Cursor
+    gap_to: Cursor = Cursor(0)
+
+
+class Commit(Wire, frozen=True, kw_only=True, tag="commit"):
+    """The worker's consumer of this name is done with all rows up to `cursor`. Example: Commit(consumer="judge",
+    cursor=17)."""
+
+    consumer: str
+    cursor: Cursor
+
+    def __post_init__(self) -> None:
+        _check_name("consumer", self.consumer)
+
+
+class Committed(Wire, frozen=True, kw_only=True, tag="committed"):
+    """Answer to Commit. cursor: the consumer's now, which never goes back."""
+
+    cursor: Cursor
+
+
+class Cancel(Wire, frozen=True, kw_only=True, tag="cancel"):
+    """The worker no longer waits for the answer to its message with this request id. Has no answer itself."""
+
+    request: int
 
 
 class Ping(Wire, frozen=True, kw_only=True, tag="ping"):
@@ -210,5 +244,10 @@ class Closing(Wire, frozen=True, kw_only=True, tag="closing"):
     """Hub to all members as it ends; they answer Bye."""
 
 
-ToHub = Hello | Publish | Gather | Ping | AskStats | Bye
-ToWorker = Welcome | Refused | Accepted | Rows | Pong | HubStats | Goodbye | Unknown | Closing
+ToHub = Hello | Publish | Gather | Commit | Cancel | Ping | AskStats | Bye
+ToWorker = Welcome | Refused | Accepted | Rows | Committed | Pong | HubStats | Goodbye | Unknown | Closing
+
+
+def _check_name(field: str, name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise ValueError(f"`{field}` must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}")

@@ -10,7 +10,7 @@ from exchange.config import Edges
 from exchange.members import Member, Members
 from exchange.messages import Gather, RowHeader, Rows
 from exchange.store import MemoryStore, Record
-from exchange.types import AgentName, Cursor
+from exchange.types import START, AgentName, Cursor, Kind
 from exchange.wire import MAX_BODY_BYTES, Buffer
 
 __all__ = ["Selection", "Selector"]
@@ -103,7 +103,26 @@ class Selector:
             or (learner, record.agent, record.kind) in self._edges
         )
 
-    def answer(self, member: Member, selection: Selection, now: float) -> tuple[Rows, Sequence[Buffer]]:
+    def start(self, learner: AgentName, gather: Gather) -> Cursor:
+        """The cursor behind which a gather misses no row yet; one from the start takes what is there as all."""
+        return gather.after or self._lost_to(learner, gather)
+
+    def newest(self) -> Cursor:
+        """The cursor of the newest record."""
+        return self._store.newest
+
+    def gap_to(self, learner: AgentName, gather: Gather, seen_to: Cursor) -> Cursor:
+        """Up to where rows behind `seen_to` may be missing from the answer to a gather, or 0."""
+        lost_to = self._lost_to(learner, gather)
+        return lost_to if lost_to > seen_to else START
+
+    def _lost_to(self, learner: AgentName, gather: Gather) -> Cursor:
+        def wanted(agent: AgentName, kind: Kind) -> bool:
+            return kind in gather.kinds and (agent != learner if gather.agents is None else agent in gather.agents)
+
+        return self._store.lost_to(wanted)
+
+    def answer(self, member: Member, selection: Selection, now: float, gap_to: Cursor) -> tuple[Rows, Sequence[Buffer]]:
         """The answer to a gather with its payload; counts what was delivered and withheld."""
         tally = member.tally
         tally.withheld += selection.withheld
@@ -119,6 +138,7 @@ class Selector:
             more=selection.more,
             newest=self._members.newest(),
             evicted_to=self._store.evicted_to,
+            gap_to=gap_to,
         )
         return message, payload
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version
@@ -73,7 +73,8 @@ class MemoryStore:
         self._records: OrderedDict[Cursor, Record] = OrderedDict()
         self._lines: dict[_Key, _Line] = {}
         self.stored_bytes = 0
-        self.newest = Cursor(first_cursor - 1)
+        self.newest = self._before = Cursor(first_cursor - 1)
+        self._lost_to: dict[tuple[AgentName, Kind], Cursor] = {}
         self.evicted_to = Cursor(0)
         self.evicted = 0
         self.expired = 0
@@ -107,6 +108,11 @@ class MemoryStore:
         found = {cursor for line in lines for cursor in line.behind(after)}
         return map(self._records.__getitem__, sorted(found))
 
+    def lost_to(self, wanted: Callable[[AgentName, Kind], bool]) -> Cursor:
+        """Up to where records of the wanted producers and kinds may be missing: let go, or of an earlier hub."""
+        lost = (cursor for (agent, kind), cursor in self._lost_to.items() if wanted(agent, kind))
+        return max(lost, default=self._before)
+
     @property
     def _oldest(self) -> Record:
         return next(iter(self._records.values()))
@@ -114,7 +120,7 @@ class MemoryStore:
     def _drop_oldest(self) -> None:
         _, record = self._records.popitem(last=False)
         self.stored_bytes -= record.cost_bytes
-        self.evicted_to = record.cursor
+        self.evicted_to = self._lost_to[record.agent, record.kind] = record.cursor
         for key in _keys(record):
             if self._lines[key].drop_first():
                 del self._lines[key]

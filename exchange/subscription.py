@@ -1,0 +1,73 @@
+"""Rows as they come: replay, then live tail, by one gather after the other.
+
+A subscription pulls when what it got is used up, so a slow reader holds one answer here and nothing at the hub, and one
+that is left has nothing to undo.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from exchange.errors import GapError
+from exchange.messages import Gather
+from exchange.rows import Gathered, Row
+from exchange.types import Cursor
+
+__all__ = ["Subscription"]
+
+
+class Subscription:
+    """An endless async iterator over rows, for one task at a time; `Client.subscribe` makes it.
+
+    cursor: nothing up to here is still to come, so `subscribe(after=cursor)` goes on where this one stands.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        *,
+        pull: Callable[[Gather], Awaitable[Gathered]],
+        commit: Callable[[str, Cursor], Awaitable[Cursor]],
+    ) -> None:
+        self._gather = gather
+        self._pull = pull
+        self._commit = commit
+        self._rows: deque[Row] = deque()
+        self._behind = self.cursor = gather.after
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Row:
+        """The next row; waits for it as long as it takes. Cancelled, it loses nothing.
+
+        Raises GapError when rows that would have come may be gone; the next call goes on behind them. Otherwise as
+        Client.gather.
+        """
+        while not self._rows:
+            await self._refill()
+        row = self._rows.popleft()
+        self.cursor = row.cursor if self._rows else self._behind
+        return row
+
+    async def commit(self) -> Cursor:
+        """Tell the hub that this named consumer is done with every row that it was handed; returns where it stands.
+
+        The next subscription under the same name begins there. Raises ValueError without a name.
+        """
+        if self._gather.consumer is None:
+            raise ValueError("only a named consumer has a cursor at the hub, got name=None: subscribe(name=...)")
+        return await self._commit(self._gather.consumer, self.cursor)
+
+    async def _refill(self) -> None:
+        after = self._behind
+        got = await self._pull(msgspec.structs.replace(self._gather, after=after))
+        self._rows.extend(got.rows)
+        self._behind = got.cursor
+        if not got.rows:
+            self.cursor = got.cursor
+        if got.gap_to:
+            raise GapError(after, got.gap_to)
