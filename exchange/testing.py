@@ -1,12 +1,16 @@
-"""What tests against an exchange need: a clock to turn by hand, experience of every kind, a hub without transport."""
+"""What tests against an exchange need: a clock to turn by hand, experience of every kind, a hub without transport, a disk
+that crashes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from exchange.config import HubConfig
+from exchange.errors import StorageError
 from exchange.hub import Hub
 from exchange.messages import Hello, Publish, ToHub, ToWorker
 from exchange.types import (
@@ -23,6 +27,8 @@ from exchange.types import (
 from exchange.wire import Buffer, Incoming, Outgoing, encode_record
 
 __all__ = [
+    "Crash",
+    "CrashFiles",
     "FakeClock",
     "HubDriver",
     "a_rollout_group",
@@ -43,6 +49,122 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+
+class Crash(BaseException):
+    """The machine stopped in the middle of something."""
+
+
+@dataclass(slots=True)
+class _CrashFile:
+    """content: what a reader sees. durable: what a crash cannot take. pending: appended bytes and truncations since."""
+
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+    pending: list[bytes | int] = field(default_factory=list)
+    named: bool = False
+
+
+class CrashFiles:
+    """Files in memory, on a machine that can stop, with a disk that can be full and whose syncs can fail.
+
+    stop_in: so many more changes succeed, the next raises Crash half done. room_bytes: all files together; what does not
+    fit raises StorageError after a part was written. failing_syncs: so many raise, and lose what they should have kept.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, _CrashFile] = {}
+        self._removed: dict[str, _CrashFile] = {}
+        self.stop_in: int | None = None
+        self.room_bytes: int | None = None
+        self.failing_syncs = 0
+
+    def crash(self, draw: Callable[[int], int]) -> None:
+        """Keep what was synced, and of the rest any beginning. draw: gives a number from 0 to its argument."""
+        self.stop_in = None
+        for name, removed in self._removed.items():
+            if draw(1):
+                self._files.setdefault(name, removed)
+        self._removed = {}
+        for name, file in list(self._files.items()):
+            if not file.named and draw(1):
+                del self._files[name]
+                continue
+            kept = draw(len(file.pending))
+            whole, cut = file.pending[:kept], file.pending[kept : kept + 1]
+            if cut and isinstance(cut[0], bytes):
+                count = draw(len(cut[0]))
+                # The size may be on disk before the bytes are.
+                zeros = bytes(len(cut[0]) - count) if draw(1) else b""
+                whole.append(cut[0][:count] + zeros)
+            durable = _apply(file.durable, whole)
+            self._files[name] = _CrashFile(content=bytearray(durable), durable=durable, named=True)
+
+    def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+        file = self._files.setdefault(name, _CrashFile())
+        written = b"".join(buffers)
+        room = len(written) if self.room_bytes is None else max(self.room_bytes - sum(self.sizes().values()), 0)
+        file.content += written[:room]
+        file.pending.append(written[:room])
+        self._change()
+        if room < len(written):
+            raise StorageError(errno.ENOSPC, f"no space left, got path={name!r}")
+
+    def sync(self, name: str) -> None:
+        self._change()
+        file = self._files.setdefault(name, _CrashFile())
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            # The system takes the pages for clean and forgets them; a later sync does not bring them back.
+            file.pending = [bytes(len(change)) if isinstance(change, bytes) else change for change in file.pending]
+            raise StorageError(errno.EIO, f"input/output error, got path={name!r}")
+        file.durable = _apply(file.durable, file.pending)
+        file.pending = []
+
+    def read_into(self, name: str, offset: int, target: memoryview) -> int:
+        if name not in self._files:
+            raise StorageError(errno.ENOENT, f"no such file, got path={name!r}")
+        found = self._files[name].content[offset : offset + target.nbytes]
+        target[: len(found)] = found
+        return len(found)
+
+    def truncate(self, name: str, nbytes: int) -> None:
+        file = self._files.setdefault(name, _CrashFile())
+        del file.content[nbytes:]
+        file.pending.append(nbytes)
+        self._change()
+
+    def remove(self, name: str) -> None:
+        if name in self._files:
+            self._removed[name] = self._files.pop(name)
+        self._change()
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(file.content) for name, file in self._files.items()}
+
+    def sync_directory(self) -> None:
+        self._change()
+        self._removed = {}
+        for file in self._files.values():
+            file.named = True
+
+    def damage(self, name: str, offset: int) -> None:
+        """Turn every bit of one byte that was already durable."""
+        file = self._files[name]
+        file.content[offset] ^= 0xFF
+        file.durable = bytes(file.content)
+
+    def _change(self) -> None:
+        if self.stop_in is not None:
+            if not self.stop_in:
+                raise Crash
+            self.stop_in -= 1
+
+
+def _apply(durable: bytes, changes: Sequence[bytes | int]) -> bytes:
+    for change in changes:
+        durable = durable + change if isinstance(change, bytes) else durable[:change]
+    return durable
 
 
 class HubDriver:
