@@ -110,14 +110,23 @@ class Members:
         window: int,
         known: Mapping[AgentName, Incarnation] | None = None,
     ) -> None:
-        """known: the last incarnations that an earlier hub of the run wrote down."""
-        self._known = dict(known or {})
+        """known: the last incarnations that an earlier hub of the run wrote down; they have left, until they come back."""
         self._run_id = run_id
         self._names = names
         self._heartbeat_s = heartbeat_s
         self._window = window
         self._by_name: dict[AgentName, Member] = {}
         self._by_peer: dict[bytes, Member] = {}
+        for name, incarnation in (known or {}).items():
+            self._by_name[name] = Member(
+                name=name,
+                peer=incarnation.peer,
+                epoch=incarnation.epoch,
+                observer=False,
+                heard_at=0.0,
+                seen=SeenRecords(window, 1, incarnation),
+                left=True,
+            )
 
     def __getitem__(self, name: AgentName) -> Member:
         return self._by_name[name]
@@ -136,21 +145,20 @@ class Members:
             return refusal
         member = self._by_name.get(hello.name)
         if member is None:
-            known = self._known.get(hello.name)
-            came_back = known is not None and known.peer == peer
             member = Member(
                 name=hello.name,
                 peer=peer,
-                epoch=_epoch(hello, known, came_back=came_back),
+                epoch=hello.epoch or 0,
                 observer=hello.observer,
                 heard_at=now,
-                seen=SeenRecords(self._window, hello.first_seq, known if came_back else None),
+                seen=SeenRecords(self._window, hello.first_seq),
             )
             self._by_name[hello.name] = member
         elif member.peer != peer:
             self._by_peer.pop(member.peer, None)
             member.peer = peer
-            member.epoch += 1
+            # One that an earlier hub had welcomed keeps the epoch that its records carry.
+            member.epoch = max(member.epoch + 1, hello.epoch or 0)
             member.observer = hello.observer
             member.seen = SeenRecords(self._window, hello.first_seq)
         member.heard_at, member.left = now, False
@@ -222,13 +230,3 @@ class Members:
             delivered_bytes=tally.delivered_bytes,
             withheld=tally.withheld,
         )
-
-
-def _epoch(hello: Hello, known: Incarnation | None, *, came_back: bool) -> int:
-    """The epoch of a worker that this hub meets for the first time."""
-    if known is None:
-        return hello.epoch or 0
-    if came_back:
-        return known.epoch
-    # An incarnation that the earlier hub had welcomed keeps its epoch; a new one comes after all that are known.
-    return known.epoch + 1 if hello.epoch is None else max(hello.epoch, known.epoch + 1)

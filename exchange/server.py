@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import get_args
 
 from exchange.config import HubConfig
+from exchange.disk import INDEXED_AT_ONCE, DiskStore
+from exchange.disk_settings import DiskSettings
 from exchange.endpoints import check_endpoint, claim
 from exchange.hub import Hub
+from exchange.index_rows import IndexedRecord
 from exchange.service import HubService
 from exchange.sockets import Channel, bind_channel
 from exchange.stats import HubStats
-from exchange.types import Cursor
+from exchange.types import Cursor, Kind
 
 __all__ = ["serve"]
 
@@ -31,26 +37,69 @@ async def serve(
     *,
     stop: asyncio.Event,
     on_ready: Callable[[str], None] | None = None,
+    directory: Path | None = None,
 ) -> HubStats:
     """Serve one run's exchange until `stop` is set; returns the final statistics.
 
     endpoint: ipc:// in a private directory, or tcp:// on loopback (port 0 takes a free one). on_ready: called with the
-    real endpoint once workers can connect. Raises EndpointError. Cancellation leaves nothing bound.
+    real endpoint once workers can connect. directory: where records are kept over the hub's death; a hub that is started
+    again on it takes up its records and its workers. Raises EndpointError, and StorageError for a directory that another
+    hub or run holds. Cancellation leaves nothing bound.
     """
     check_endpoint(endpoint)
-    with claim(endpoint):
+    with claim(endpoint), _store(directory, config) as store:
+        hub = _hub(config, store)
         channel, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
-        hub = Hub(config, first_cursor=Cursor(time.time_ns() // 1_000_000 << CURSOR_BITS_PER_MS))
-        service = HubService(hub, clock=time.monotonic, send=channel.send_now)
+        service = HubService(hub, clock=time.monotonic, send=channel.send_now, log=store)
         try:
             if on_ready is not None:
                 on_ready(real_endpoint)
             await _read_until(stop, channel, service)
+            await service.flush()
             await _part(channel, service)
         finally:
             service.close()
+            await service.flush()
             channel.close()
         return hub.stats()
+
+
+@contextmanager
+def _store(directory: Path | None, config: HubConfig) -> Iterator[DiskStore | None]:
+    if directory is None:
+        yield None
+        return
+    settings = DiskSettings(max_age_s=config.max_age_s, reach=2 * config.credit_messages)
+    store = DiskStore.open(directory, run_id=config.run_id, settings=settings)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
+    """A hub that goes on where the store ends."""
+    by_clock = Cursor(time.time_ns() // 1_000_000 << CURSOR_BITS_PER_MS)
+    if store is None:
+        return Hub(config, first_cursor=by_clock)
+    first_cursor = max(by_clock, Cursor(store.newest + 1))
+    hub = Hub(config, first_cursor=first_cursor, durable=True, known=store.incarnations)
+    hub.recall(record for found in _latest(store, config.memory_bytes) if (record := store.load(found)) is not None)
+    return hub
+
+
+def _latest(store: DiskStore, nbytes: int) -> Sequence[IndexedRecord]:
+    """The newest records of a store that take so many bytes together, oldest first."""
+    latest: deque[IndexedRecord] = deque()
+    total, after = 0, Cursor(0)
+    while chunk := store.select(get_args(Kind), None, after, INDEXED_AT_ONCE):
+        after = chunk[-1].cursor
+        for found in chunk:
+            latest.append(found)
+            total += found.place.nbytes
+            while total > nbytes:
+                total -= latest.popleft().place.nbytes
+    return tuple(latest)
 
 
 async def _read_until(stop: asyncio.Event, channel: Channel, service: HubService) -> None:
