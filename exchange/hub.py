@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from exchange.admission import Admission
 from exchange.commits import Commits, Publication
@@ -122,6 +122,17 @@ class Hub:
         now = self._clock()
         self._store.expire(now)
         return self._gathers.due(now)
+
+    def recall(self, records: Iterable[Record]) -> None:
+        """Take records of an earlier hub of the run back into memory, in the order of their cursors.
+
+        Their producers must be among the `known`.
+        """
+        newest = self._store.newest
+        for record in records:
+            self._store.append(record)
+            self._members[record.agent].raise_newest(record.version)
+        self._store.newest = newest
 
     def committed(self) -> list[Outgoing]:
         """The group that was taken from `commits` is on disk: answers to those who waited for that."""
