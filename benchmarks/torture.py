@@ -1,0 +1,217 @@
+"""Kills the processes of an exchange at random, in the middle of their work, and counts what was lost.
+
+    python benchmarks/torture.py --kills 30 --seed 0 [--json] [--keep DIR]
+
+A durable hub, two publishers and two consumers, each a process. A publisher sends numbered items with durable acknowledgement
+and notes in a SQLite database of its own what was acknowledged; killed, it comes back under its identity and goes on behind
+that. A consumer takes rows and commits their effect and its cursor in one transaction. SIGKILL falls on one of the five at a
+time. In the end the publishers stop, the consumers catch up, and the databases are compared: `lost` is what was acknowledged
+and has no effect at some consumer; `duplicates`, effects that were committed twice; `redelivered`, rows that came to a consumer
+again and were known by their item.
+
+SIGKILL leaves the page cache alone, so that it says nothing of fdatasync: tests/properties/test_segments_crash.py does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import exchange
+from exchange.endpoints import remove_private_dir
+from exchange.testing import a_rollout_group
+from exchange.types import Cursor
+
+AGENTS = ("alpha", "beta")
+CONSUMERS = ("gamma", "delta")
+IN_FLIGHT = 16
+RUN_ID = "torture"
+HEARTBEAT_S = 0.2
+BETWEEN_KILLS_S = (0.2, 2.0)
+CATCH_UP_S = 60.0
+
+
+def database(path: Path) -> sqlite3.Connection:
+    """One worker's own memory."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.executescript(
+        """
+        PRAGMA journal_mode=WAL;
+        CREATE TABLE IF NOT EXISTS state(
+            id INTEGER PRIMARY KEY CHECK (id = 0), identity BLOB, acknowledged INTEGER, cursor INTEGER);
+        CREATE TABLE IF NOT EXISTS effects(agent TEXT, item INTEGER, cursor INTEGER UNIQUE, PRIMARY KEY (agent, item));
+        CREATE TABLE IF NOT EXISTS redelivered(agent TEXT, item INTEGER, cursor INTEGER);
+        """
+    )
+    connection.execute("INSERT OR IGNORE INTO state VALUES (0, ?, 0, 0)", (exchange.new_routing_id(),))
+    return connection
+
+
+def state(connection: sqlite3.Connection, column: str) -> object:
+    return connection.execute(f"SELECT {column} FROM state").fetchone()[0]
+
+
+async def hub(folder: Path) -> None:
+    config = exchange.HubConfig(run_id=RUN_ID, heartbeat_s=HEARTBEAT_S)
+    await exchange.serve(endpoint(folder), config, stop=asyncio.Event(), directory=folder / "store")
+
+
+def endpoint(folder: Path) -> str:
+    return f"ipc://{(folder / 'socket').read_text()}/hub"
+
+
+async def publisher(folder: Path, name: str) -> None:
+    """Publish items until the folder holds `stop`; item n is the record with sequence number n."""
+    own = database(folder / f"{name}.db")
+    identity = own.execute("SELECT identity FROM state").fetchone()[0]
+    acknowledged = int(str(state(own, "acknowledged")))
+    async with exchange.connect(
+        endpoint(folder), name=name, run_id=RUN_ID, identity=identity, first_seq=acknowledged + 1, connect_timeout_s=30
+    ) as ex:
+        item = acknowledged
+        waiting: dict[int, asyncio.Task[exchange.Receipt]] = {}
+        while waiting or not (folder / "stop").exists():
+            while len(waiting) < IN_FLIGHT and not (folder / "stop").exists():
+                item += 1
+                record = a_rollout_group(name, item, f"{name}/{item}", completions=2, tokens=64, epoch=ex.epoch)
+                waiting[item] = asyncio.create_task(ex.publish(record, ack="durable"))
+                await asyncio.sleep(0)  # tasks start in order, so that items keep their numbers
+            oldest = next(iter(waiting))
+            receipt = await waiting.pop(oldest)
+            assert receipt.seq == oldest
+            own.execute("UPDATE state SET acknowledged = ?", (oldest,))
+
+
+async def consumer(folder: Path, name: str) -> None:
+    """Take rows until the folder holds `end`; their effect and the cursor are one transaction."""
+    own = database(folder / f"{name}.db")
+    async with exchange.connect(endpoint(folder), name=name, run_id=RUN_ID, connect_timeout_s=30) as ex:
+        while not (folder / "end").exists():
+            cursor = Cursor(int(str(state(own, "cursor"))))
+            got = await ex.gather(kinds={"rollouts"}, after=cursor, min_count=1, deadline_s=0.5, max_bytes=1 << 18)
+            own.execute("BEGIN IMMEDIATE")
+            for row in got.rows:
+                effect = (row.experience.agent, row.experience.step, row.cursor)
+                try:
+                    own.execute("INSERT INTO effects VALUES (?, ?, ?)", effect)
+                except sqlite3.IntegrityError:
+                    own.execute("INSERT INTO redelivered VALUES (?, ?, ?)", effect)
+            own.execute("UPDATE state SET cursor = ?", (got.cursor,))
+            own.execute("COMMIT")
+
+
+class Torture:
+    """Starts the five, kills them, and starts them again."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self._folder = folder
+        self._rng = rng
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        log = (self._folder / f"{name}.log").open("ab")
+        command = [sys.executable, __file__, "--role", name, "--keep", str(self._folder)]
+        self._running[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        name = self._rng.choice(["hub", *AGENTS, *CONSUMERS])
+        process = self._running[name]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.start(name)
+
+    def revive(self) -> None:
+        """Start again what ended by itself, as a publisher does whose hub stayed away."""
+        for name, process in list(self._running.items()):
+            if process.poll() is not None:
+                self.start(name)
+
+    def run(self, kills: int) -> dict[str, int]:
+        for name in ("hub", *AGENTS, *CONSUMERS):
+            self.start(name)
+        time.sleep(2.0)
+        for _ in range(kills):
+            time.sleep(self._rng.uniform(*BETWEEN_KILLS_S))
+            self.revive()
+            self.kill()
+        time.sleep(2.0)
+        self.revive()
+        (self._folder / "stop").touch()
+        for name in AGENTS:
+            self._running.pop(name).wait(CATCH_UP_S)
+        deadline = time.monotonic() + CATCH_UP_S
+        while self.count()["lost"] and time.monotonic() < deadline:
+            time.sleep(0.2)
+            self.revive()
+        (self._folder / "end").touch()
+        for name in CONSUMERS:
+            self._running.pop(name).wait(CATCH_UP_S)
+        self._running.pop("hub").terminate()
+        return {"kills": kills} | self.count()
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def count(self) -> dict[str, int]:
+        """What the workers' databases say."""
+        acknowledged = {name: int(str(state(database(self._folder / f"{name}.db"), "acknowledged"))) for name in AGENTS}
+        delivered = lost = redelivered = duplicates = 0
+        for name in CONSUMERS:
+            own = database(self._folder / f"{name}.db")
+            effects = set(own.execute("SELECT agent, item FROM effects"))
+            delivered += len(effects)
+            lost += sum((agent, item) not in effects for agent, most in acknowledged.items() for item in range(1, most + 1))
+            redelivered += own.execute("SELECT count(*) FROM redelivered").fetchone()[0]
+            duplicates += own.execute("SELECT count(*) - count(DISTINCT agent || item) FROM effects").fetchone()[0]
+        total = sum(acknowledged.values())
+        return {
+            "acknowledged": total,
+            "delivered": delivered,
+            "lost": lost,
+            "duplicates": duplicates,
+            "redelivered": redelivered,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--keep", type=Path, help="leave databases and logs in this folder")
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role:
+        role = arguments.role
+        works = hub(arguments.keep) if role == "hub" else (publisher if role in AGENTS else consumer)(arguments.keep, role)
+        asyncio.run(works)
+        return
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="torture-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "socket").write_text(str(exchange.private_ipc_dir()))
+    torture = Torture(folder, random.Random(arguments.seed))
+    try:
+        result = torture.run(arguments.kills)
+    finally:
+        torture.stop()
+        remove_private_dir(endpoint(folder))
+    if not arguments.keep:
+        shutil.rmtree(folder)
+    print(json.dumps(result) if arguments.json else "\n".join(f"{name:<14}{value:>10,}" for name, value in result.items()))
+    sys.exit(result["lost"] > 0 or result["duplicates"] > 0)
+
+
+if __name__ == "__main__":
+    main()

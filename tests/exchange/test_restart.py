@@ -1,0 +1,103 @@
+"""A hub that is started again on its directory: nothing durable is lost, epochs go on, and readers skip nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import exchange
+from exchange.errors import StorageError
+from exchange.testing import a_rollout_group, rewards_of
+from exchange.types import Cursor
+
+
+@asynccontextmanager
+async def serving(directory: Path, *, run_id: str = "r", **config: object) -> AsyncIterator[str]:
+    stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+    settings = exchange.HubConfig(run_id=run_id, **config)  # type: ignore[arg-type]
+    hub = asyncio.create_task(
+        exchange.serve("tcp://127.0.0.1:0", settings, stop=stop, on_ready=ready.set_result, directory=directory)
+    )
+    done, _ = await asyncio.wait({hub, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if hub in done:
+        hub.result()
+    try:
+        yield ready.result()
+    finally:
+        stop.set()
+        await hub
+
+
+async def steps_behind(endpoint: str, after: Cursor = Cursor(0)) -> tuple[list[int], Cursor]:  # noqa: B008
+    async with exchange.connect(endpoint, name="reader", run_id="r") as reader:
+        got = await reader.gather(kinds={"rewards", "rollouts"}, after=after)
+        return [row.experience.step for row in got.rows], got.cursor
+
+
+async def test_what_was_durable_is_there_again_and_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        for step in range(3):
+            await alpha.publish(rewards_of("alpha", step, "p"), ack="durable")
+        await alpha.publish(a_rollout_group("alpha", 3, "p", tokens=3000), ack="durable")
+        seen, cursor = await steps_behind(endpoint)
+    assert seen == [0, 1, 2, 3]
+    async with serving(tmp_path) as endpoint:
+        assert (await steps_behind(endpoint))[0] == [0, 1, 2, 3]
+        async with exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+            assert alpha.epoch == 1
+            await alpha.publish(rewards_of("alpha", 4, "p", epoch=1), ack="durable")
+        # The new record's cursor is above every cursor of the first hub.
+        assert (await steps_behind(endpoint, cursor))[0] == [4]
+
+
+async def test_records_that_were_only_accepted_are_kept_by_a_hub_that_ends_in_order(tmp_path: Path) -> None:
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        await alpha.publish(rewards_of("alpha", 7, "p"))
+    async with serving(tmp_path) as endpoint:
+        assert (await steps_behind(endpoint))[0] == [7]
+
+
+async def test_a_worker_that_comes_back_to_a_new_hub_stores_nothing_twice(tmp_path: Path) -> None:
+    identity = exchange.new_routing_id()
+    async with (
+        serving(tmp_path) as endpoint,
+        exchange.connect(endpoint, name="alpha", run_id="r", identity=identity) as alpha,
+    ):
+        for step in range(3):
+            await alpha.publish(rewards_of("alpha", step, "p"), ack="durable")
+    async with serving(tmp_path) as endpoint:
+        async with exchange.connect(endpoint, name="alpha", run_id="r", identity=identity, first_seq=2) as alpha:
+            again = [await alpha.publish(rewards_of("alpha", step, "p"), ack="durable") for step in (1, 2, 3)]
+        assert alpha.epoch == 0
+        assert [receipt.duplicate for receipt in again] == [True, True, False]
+        assert (await steps_behind(endpoint))[0] == [0, 1, 2, 3]
+
+
+async def test_memory_takes_back_only_what_fits(tmp_path: Path) -> None:
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        for step in range(20):
+            await alpha.publish(a_rollout_group("alpha", step, "p", tokens=256), ack="durable")
+    async with serving(tmp_path, memory_bytes=150_000) as endpoint:
+        steps, _ = await steps_behind(endpoint)
+    assert 1 < len(steps) < 20
+    assert steps == list(range(20 - len(steps), 20))
+
+
+async def test_a_directory_of_another_run_or_another_hub_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        with pytest.raises(StorageError):
+            async with serving(tmp_path):
+                pass
+    with pytest.raises(StorageError, match="run"):
+        async with serving(tmp_path, run_id="another"):
+            pass
+
+
+async def test_a_hub_in_memory_refuses_durable_records() -> None:
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha:
+        with pytest.raises(exchange.RefusedError, match="not_durable"):
+            await alpha.publish(rewards_of("alpha", 0, "p"), ack="durable")
