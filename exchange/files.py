@@ -79,19 +79,19 @@ class OSFiles:
                 _sync_directory(directory.parent)
 
     def append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        with _told(self._directory / name):
+        with _told(self._at(name)):
             fd = self._appending(name)
             for start in range(0, len(buffers), MAX_BUFFERS):
                 _write_all(fd, buffers[start : start + MAX_BUFFERS])
 
     def sync(self, name: str) -> None:
-        with _told(self._directory / name):
+        with _told(self._at(name)):
             os.fdatasync(self._appending(name))
 
     def read_into(self, name: str, offset: int, target: memoryview) -> int:
         # Opened for every read (some microseconds): no descriptor can be closed under a reader in another thread.
-        with _told(self._directory / name):
-            fd = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        with _told(self._at(name)):
+            fd = os.open(self._at(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 done = 0
                 while done < target.nbytes and (count := os.preadv(fd, [target[done:]], offset + done)):
@@ -101,7 +101,7 @@ class OSFiles:
                 os.close(fd)
 
     def truncate(self, name: str, nbytes: int) -> None:
-        with _told(self._directory / name):
+        with _told(self._at(name)):
             fd = self._appending(name)
             os.ftruncate(fd, nbytes)
             # fdatasync need not keep a size that has only become smaller.
@@ -110,8 +110,8 @@ class OSFiles:
     def remove(self, name: str) -> None:
         if self._open is not None and self._open[0] == name:
             self.close()
-        with _told(self._directory / name):
-            (self._directory / name).unlink(missing_ok=True)
+        with _told(self._at(name)):
+            Path(self._at(name)).unlink(missing_ok=True)
 
     def sizes(self) -> dict[str, int]:
         with _told(self._directory), os.scandir(self._directory) as entries:
@@ -127,11 +127,14 @@ class OSFiles:
             os.close(self._open[1])
             self._open = None
 
+    def _at(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
     def _appending(self, name: str) -> int:
         if self._open is None or self._open[0] != name:
             self.close()
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._open = (name, os.open(self._directory / name, flags, 0o600))
+            self._open = (name, os.open(self._at(name), flags, 0o600))
         return self._open[1]
 
 
@@ -196,7 +199,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _told(path: Path | str) -> Iterator[None]:
     """Turns the system's errors into ones that say which path, and what to do."""
     try:
         yield

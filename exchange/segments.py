@@ -20,6 +20,7 @@ from exchange.segment_records import HEADER_BYTES, SegmentRecord, decode_stored,
 __all__ = ["Place", "SegmentLog"]
 
 SEGMENT_BYTES = 64 << 20
+WINDOW_BYTES = 1 << 20
 
 _NAME = re.compile(r"(\d{8})\.seg")
 
@@ -55,6 +56,7 @@ class SegmentLog:
         # Set while the last segment may hold bytes behind its size here.
         self._torn = False
         self._new_name = False
+        self._window = ((0, 0), memoryview(b""))
         self.truncated_bytes = self.skipped_bytes = self.skipped_segments = 0
 
     @property
@@ -138,6 +140,7 @@ class SegmentLog:
                 yield place, found
                 offset = place.end
         self._scanned = True
+        self._window = ((0, 0), memoryview(b""))
         self._synced_bytes = self.sizes.get(self.last, 0)
 
     def drop(self, segment: int) -> None:
@@ -164,13 +167,13 @@ class SegmentLog:
 
     def _next(self, segment: int, offset: int, size: int) -> SegmentRecord | str:
         """The record that begins here, or what is wrong with it."""
-        header = self._read(segment, offset, min(HEADER_BYTES, size - offset))
+        header = self._ahead(segment, offset, min(HEADER_BYTES, size - offset))
         nbytes = stated_bytes(header, f"in file={_name(segment)!r} at offset={offset}")
         if isinstance(nbytes, str):
             return nbytes
         if nbytes > size - offset:
             return f"the record does not end within its file, got nbytes={nbytes}"
-        return decode_stored(self._read(segment, offset, nbytes))
+        return decode_stored(self._ahead(segment, offset, nbytes))
 
     def _roll(self) -> None:
         """Begin a new segment where there is none, or the last is full."""
@@ -188,6 +191,15 @@ class SegmentLog:
         if self._torn:
             self._files.truncate(_name(self.last), self.sizes[self.last])
             self._torn = False
+
+    def _ahead(self, segment: int, offset: int, nbytes: int) -> memoryview:
+        """Bytes for a scan, which wants what follows next: read in large pieces."""
+        start, window = self._window
+        at = offset - start[1]
+        if segment != start[0] or at < 0 or at + nbytes > window.nbytes:
+            window = self._read(segment, offset, max(nbytes, min(WINDOW_BYTES, self.sizes[segment] - offset)))
+            self._window, at = ((segment, offset), window), 0
+        return window[at : at + nbytes]
 
     def _read(self, segment: int, offset: int, nbytes: int) -> memoryview:
         """Bytes of a segment in memory that starts at a multiple of 64."""
