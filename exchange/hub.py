@@ -80,6 +80,7 @@ class Hub:
         self._admission = Admission(memory_bytes=config.memory_bytes)
         self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
         self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes)
+        self._last_cursor = Cursor(first_cursor - 1)
         self._bad_frames = 0
         self._undeliverable = 0
         self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
@@ -135,17 +136,27 @@ class Hub:
         self._store.newest = newest
 
     def committed(self) -> list[Outgoing]:
-        """The group that was taken from `commits` is on disk: answers to those who waited for that."""
+        """The group that was taken from `commits` is on disk: readers get it, and who waited for that is answered."""
         assert self.commits is not None
-        return self.commits.done()
+        group = self.commits.written
+        return [*self.commits.done(), *self._show(group)]
 
     def commit_failed(self, reason: str) -> list[Outgoing]:
-        """The group could not be written: refusals for those who waited for it."""
+        """The group could not be written: who waited for it is refused, and readers get the rest, from memory alone."""
         assert self.commits is not None
-        for publication, member in self._senders(self.commits.written):
+        group = self.commits.written
+        for publication, member in self._senders(group):
             if publication.waiters:
                 member.seen.add(publication.seq, refused("storage", reason))
-        return self.commits.fail(reason)
+        return [*self.commits.fail(reason), *self._show([each for each in group if not each.waiters])]
+
+    def _show(self, publications: Iterable[Publication]) -> list[Outgoing]:
+        """Let readers have records: what was answered as durable is never seen before it is, nor twice after a crash."""
+        woken = []
+        for publication in publications:
+            self._store.append(publication.record)
+            woken += self._gathers.wake(publication.record, self._clock())
+        return woken
 
     def _senders(self, publications: Sequence[Publication]) -> Iterator[tuple[Publication, Member]]:
         """Publications whose incarnation is still the present one, with its member."""
@@ -230,23 +241,21 @@ class Hub:
         answer, record = self._admit(member, publish, incoming.payload, now)
         if record is None:
             return [Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)]
-        self._store.append(record)
         member.raise_newest(record.version)
         tally.accepted[record.kind] += 1
         tally.accepted_bytes[record.kind] += record.encoded.nbytes
-        woken = self._gathers.wake(record, now)
-        if self.commits is not None:
-            waits = publish.durable or self.commits.behind
-            waiter = incoming.request_id if waits else None
-            self.commits.add(record, peer=member.peer, seq=publish.seq, waiter=waiter)
-            if waits:
-                return woken
-        return [Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id), *woken]
+        accepted = Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)
+        if self.commits is None:
+            self._store.append(record)
+            return [accepted, *self._gathers.wake(record, now)]
+        waits = publish.durable or self.commits.behind
+        self.commits.add(record, peer=member.peer, seq=publish.seq, waiter=incoming.request_id if waits else None)
+        return [] if waits else [accepted]
 
     def _admit(
         self, member: Member, publish: Publish, payload: Sequence[memoryview], now: float
     ) -> tuple[Accepted | Refused, Record | None]:
-        cursor = Cursor(self._store.newest + 1)
+        cursor = Cursor(self._last_cursor + 1)
         try:
             if publish.durable and self.commits is None:
                 raise RefusedError("not_durable", "this hub keeps records in memory alone, got durable=True")
@@ -259,6 +268,7 @@ class Hub:
             if error.reason != "window":
                 member.seen.add(publish.seq, refusal)
             return refusal, None
+        self._last_cursor = cursor
         accepted = Accepted(seq=publish.seq, cursor=cursor)
         member.seen.add(publish.seq, accepted)
         return accepted, record

@@ -9,7 +9,7 @@ from exchange.config import HubConfig
 from exchange.hub import Hub
 from exchange.messages import Accepted, Gather, Publish, Refused, Rows
 from exchange.testing import HubDriver, a_rollout_group, rewards_of
-from exchange.types import AnyExperience
+from exchange.types import AnyExperience, Cursor
 from exchange.wire import Outgoing, encode_record
 
 
@@ -31,23 +31,39 @@ class DurableDriver(HubDriver):
         return self.hub.committed()
 
 
-def test_a_durable_record_is_answered_by_the_commit_and_seen_before() -> None:
+def rows_of(driver: DurableDriver) -> list[int]:
+    rows = driver.ask("beta", Gather(kinds=("rewards",)))
+    assert isinstance(rows, Rows)
+    return [row.cursor for row in rows.rows]
+
+
+def test_a_durable_record_is_seen_and_answered_once_it_is_on_disk() -> None:
     driver = DurableDriver()
     assert driver.send(rewards_of("alpha", 0, "p"), 1) == []
-    rows = driver.ask("beta", Gather(kinds=("rewards",)))
-    assert isinstance(rows, Rows) and len(rows.rows) == 1
+    assert rows_of(driver) == []
     (answer,) = driver.commit()
-    assert (answer.peer, answer.message) == (b"alpha", Accepted(seq=1, cursor=rows.rows[0].cursor))
+    assert (answer.peer, answer.message) == (b"alpha", Accepted(seq=1, cursor=Cursor(1)))
+    assert rows_of(driver) == [1]
     assert driver.commit() == []
 
 
-def test_an_accepted_record_is_answered_at_once_and_committed_all_the_same() -> None:
+def test_an_accepted_record_is_answered_at_once_and_seen_in_its_place() -> None:
+    """Readers go by cursors: a record that came later is not shown before one that the disk still has."""
     driver = DurableDriver()
-    (answer,) = driver.send(rewards_of("alpha", 0, "p"), 1, durable=False)
-    assert isinstance(answer.message, Accepted)
-    assert driver.hub.commits is not None
-    assert [each.seq for each in driver.hub.commits.take()] == [1]
-    assert driver.hub.committed() == []
+    driver.send(rewards_of("alpha", 0, "p"), 1)
+    (answer,) = driver.send(rewards_of("alpha", 1, "p"), 2, durable=False)
+    assert answer.message == Accepted(seq=2, cursor=Cursor(2))
+    assert rows_of(driver) == []
+    assert [out.message for out in driver.commit()] == [Accepted(seq=1, cursor=Cursor(1))]
+    assert rows_of(driver) == [1, 2]
+
+
+def test_a_waiting_reader_is_woken_by_the_commit() -> None:
+    driver = DurableDriver()
+    assert driver.say("beta", Gather(kinds=("rewards",), min_count=1, deadline_s=9)) == []
+    driver.send(rewards_of("alpha", 0, "p"), 1)
+    answers = driver.commit()
+    assert [(out.peer, type(out.message)) for out in answers] == [(b"alpha", Accepted), (b"beta", Rows)]
 
 
 def test_a_record_sent_again_before_its_commit_has_one_place_and_two_answers() -> None:
@@ -58,7 +74,7 @@ def test_a_record_sent_again_before_its_commit_has_one_place_and_two_answers() -
     driver.hub.commits.take()
     assert driver.send(rewards_of("alpha", 0, "p"), 1) == []  # also while the group is being written
     answers = driver.hub.committed()
-    assert [answer.message for answer in answers] == [Accepted(seq=1, cursor=driver.hub.stats().cursor)] * 3
+    assert [answer.message for answer in answers] == [Accepted(seq=1, cursor=Cursor(1))] * 3
     assert len({answer.request_id for answer in answers}) == 3
     (late,) = driver.send(rewards_of("alpha", 0, "p"), 1)
     assert isinstance(late.message, Accepted) and late.message.duplicate
@@ -90,7 +106,9 @@ def test_a_failed_commit_refuses_who_waited_also_when_asked_again() -> None:
     (again,) = driver.send(rewards_of("alpha", 0, "p"), 1)
     assert again.message == refusal.message
     assert driver.send(rewards_of("alpha", 2, "p"), 3) == []
+    assert rows_of(driver) == [2]  # what was only accepted is kept in memory; what was refused is not seen
     assert len(driver.commit()) == 1
+    assert rows_of(driver) == [2, 3]
     assert (driver.hub.commits.committed, driver.hub.commits.failed) == (1, 2)
 
 
