@@ -65,7 +65,8 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._reading = threading.Lock()
+        # A connection that is closed while another thread is in it takes the process down.
+        self._reading, self._writing = threading.Lock(), threading.Lock()
         with self._told():
             self._writer = self._connect()
             try:
@@ -78,7 +79,7 @@ class Index:
 
     def state(self) -> IndexState:
         """Everything but the records."""
-        with self._told():
+        with self._told(), self._writing:
             counts = dict(self._writer.execute("SELECT name, value FROM state").fetchall())
             incarnations = self._writer.execute("SELECT agent, epoch, peer, mark, above FROM incarnations").fetchall()
             consumers = self._writer.execute("SELECT name, cursor, told_at_ns FROM consumers").fetchall()
@@ -95,7 +96,7 @@ class Index:
 
     def facts(self) -> dict[int, SegmentFacts]:
         """The indexed records of every segment, oldest segment first."""
-        with self._told():
+        with self._told(), self._writing:
             return {segment: SegmentFacts(*facts) for segment, *facts in self._writer.execute(_FACTS).fetchall()}
 
     def commit(self, change: Change) -> None:
@@ -150,7 +151,7 @@ class Index:
 
     def checkpoint(self) -> bool:
         """Move the write-ahead log into the database and empty it; False when a reader was in the way."""
-        with self._told():
+        with self._told(), self._writing:
             busy, _, _ = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return not busy
 
@@ -162,7 +163,8 @@ class Index:
     def close(self) -> None:
         with self._reading:
             self._reader.close()
-        self._writer.close()
+        with self._writing:
+            self._writer.close()
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -186,7 +188,7 @@ class Index:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._told():
+        with self._told(), self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer

@@ -270,7 +270,7 @@ def test_readers_and_the_committing_thread_do_not_disturb_each_other(opened: Ope
             record = store.load(found)
             assert record is None or record.cursor == found.cursor
             seen.add(found.cursor)
-        assert store.stats().segments
+        assert store.stats().nbytes < 30_000
     writer.join()
     assert store.newest == 80
     assert len(seen) > 20

@@ -17,7 +17,7 @@ from exchange.errors import StorageError
 from exchange.files import Files, OSFiles
 from exchange.segment_records import HEADER_BYTES, SegmentRecord, stored_bytes
 from exchange.segments import SegmentLog
-from exchange.testing import CrashFiles
+from exchange.testing import Crash, CrashFiles
 from exchange.types import Cursor
 from exchange.wire import Buffer
 
@@ -206,6 +206,18 @@ def test_what_a_failed_sync_may_have_lost_is_taken_back() -> None:
     log.sync()
     files.crash(lambda most: most)
     assert scanned(SegmentLog(files)) == [1, 3]
+
+
+def test_a_segment_is_durable_before_the_next_begins() -> None:
+    files = CrashFiles()
+    log = SegmentLog(files, segment_bytes=10)
+    for cursor in (1, 2, 3):
+        log.append([a_record(cursor)])
+    files.stop_in = 0
+    with pytest.raises(Crash):
+        log.sync()
+    files.crash(lambda most: 0)
+    assert scanned(SegmentLog(files)) == [1, 2]
 
 
 def test_nothing_is_appended_before_the_tail_is_known(files: Files) -> None:
