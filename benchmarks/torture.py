@@ -1,6 +1,6 @@
 """Kills the processes of an exchange at random, in the middle of their work, and counts what was lost.
 
-    python benchmarks/torture.py --kills 30 --seed 0 [--json] [--keep DIR]
+    python benchmarks/torture.py --kills 30 --seed 0 [--disk-mb 32] [--json] [--keep DIR]
 
 A durable hub, two publishers and two consumers, each a process. A publisher sends numbered items with durable acknowledgement
 and notes in a SQLite database of its own what was acknowledged; killed, it comes back under its identity and goes on behind
@@ -8,6 +8,10 @@ that. A consumer takes rows and commits their effect and its cursor in one trans
 time. In the end the publishers stop, the consumers catch up, and the databases are compared: `lost` is what was acknowledged
 and has no effect at some consumer; `duplicates`, effects that were committed twice; `redelivered`, rows that came to a consumer
 again and were known by their item.
+
+With --disk-mb the hub's directory is a small file system (tmpfs, so root is needed) which is filled up again and again: durable
+records are then refused, and publishers go on as new incarnations once there is room. What they had sent meanwhile may come
+twice (`redelivered`), and is known by its item.
 
 SIGKILL leaves the page cache alone, so that it says nothing of fdatasync: tests/properties/test_segments_crash.py does.
 """
@@ -25,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import exchange
@@ -87,7 +93,12 @@ async def publisher(folder: Path, name: str) -> None:
                 waiting[item] = asyncio.create_task(ex.publish(record, ack="durable"))
                 await asyncio.sleep(0)  # tasks start in order, so that items keep their numbers
             oldest = next(iter(waiting))
-            receipt = await waiting.pop(oldest)
+            try:
+                receipt = await waiting.pop(oldest)
+            except exchange.RefusedError as refusal:
+                # Under its number the record stays refused: come back as another incarnation.
+                own.execute("UPDATE state SET identity = ?", (exchange.new_routing_id(),))
+                sys.exit(f"refused, to be tried again: {refusal}")
             assert receipt.seq == oldest
             own.execute("UPDATE state SET acknowledged = ?", (oldest,))
 
@@ -110,12 +121,41 @@ async def consumer(folder: Path, name: str) -> None:
             own.execute("COMMIT")
 
 
+class Disk:
+    """A small file system under a folder, with a file in it that takes what room there is, or does not."""
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        folder.mkdir(mode=0o700)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "tmpfs", str(folder)], check=True)
+        self._folder = folder
+        self._filler = folder / "filler"
+        self.times_full = 0
+
+    def toggle(self) -> None:
+        """Fill what is free, or free it."""
+        if self._filler.exists():
+            self.free()
+            return
+        self.times_full += 1
+        block = bytes(1 << 16)
+        with self._filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(block) == len(block):
+                pass
+
+    def free(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        subprocess.run(["umount", "-l", str(self._folder)], check=True)
+
+
 class Torture:
     """Starts the five, kills them, and starts them again."""
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
+    def __init__(self, folder: Path, rng: random.Random, *, disk: Disk | None) -> None:
         self._folder = folder
         self._rng = rng
+        self._disk = disk
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
@@ -130,10 +170,10 @@ class Torture:
         process.wait()
         self.start(name)
 
-    def revive(self) -> None:
-        """Start again what ended by itself, as a publisher does whose hub stayed away."""
+    def revive(self, *, but: Sequence[str] = ()) -> None:
+        """Start again what failed by itself, as a publisher does whose hub stayed away; `but` those that may end well."""
         for name, process in list(self._running.items()):
-            if process.poll() is not None:
+            if process.poll() is not None and not (name in but and process.returncode == 0):
                 self.start(name)
 
     def run(self, kills: int) -> dict[str, int]:
@@ -144,20 +184,33 @@ class Torture:
             time.sleep(self._rng.uniform(*BETWEEN_KILLS_S))
             self.revive()
             self.kill()
+            if self._disk is not None:
+                self._disk.toggle()
+        if self._disk is not None:
+            self._disk.free()
         time.sleep(2.0)
         self.revive()
         (self._folder / "stop").touch()
-        for name in AGENTS:
-            self._running.pop(name).wait(CATCH_UP_S)
+        self.wait_for(AGENTS)
         deadline = time.monotonic() + CATCH_UP_S
         while self.count()["lost"] and time.monotonic() < deadline:
             time.sleep(0.2)
             self.revive()
         (self._folder / "end").touch()
-        for name in CONSUMERS:
-            self._running.pop(name).wait(CATCH_UP_S)
+        self.wait_for(CONSUMERS)
         self._running.pop("hub").terminate()
         return {"kills": kills} | self.count()
+
+    def wait_for(self, names: Sequence[str]) -> None:
+        """Until these have come to their end; who fails on the way is started again."""
+        deadline = time.monotonic() + CATCH_UP_S
+        while any(self._running[name].poll() != 0 for name in names):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{', '.join(names)} did not end within {CATCH_UP_S:g} s: see their logs")
+            self.revive(but=names)
+            time.sleep(0.1)
+        for name in names:
+            del self._running[name]
 
     def stop(self) -> None:
         for process in self._running.values():
@@ -189,6 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--disk-mb", type=int, help="a hub whose disk is this small and fills up")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", type=Path, help="leave databases and logs in this folder")
     parser.add_argument("--role", help=argparse.SUPPRESS)
@@ -201,11 +255,14 @@ def main() -> None:
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="torture-"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "socket").write_text(str(exchange.private_ipc_dir()))
-    torture = Torture(folder, random.Random(arguments.seed))
+    disk = Disk(folder / "store", arguments.disk_mb) if arguments.disk_mb else None
+    torture = Torture(folder, random.Random(arguments.seed), disk=disk)
     try:
-        result = torture.run(arguments.kills)
+        result = torture.run(arguments.kills) | ({"times_full": disk.times_full} if disk else {})
     finally:
         torture.stop()
+        if disk is not None:
+            disk.close()
         remove_private_dir(endpoint(folder))
     if not arguments.keep:
         shutil.rmtree(folder)
