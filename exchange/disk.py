@@ -255,11 +255,12 @@ class DiskStore:
         for segment in sorted(self._log.sizes):
             if segment <= dropped_segment and segment != self._log.last:
                 self._log.drop(segment)
-        lost = 0
-        for segment, facts in self._index.facts().items():
+        self._facts, lost = self._index.facts(), 0
+        for segment, facts in self._facts.items():
             size = self._log.sizes.get(segment, 0)
             lost += self._index.forget_behind(segment, size) if facts.end > size else 0
-        self._facts = self._index.facts()
+        if lost:
+            self._facts = self._index.facts()
         last = max(self._facts, default=None)
         after = None if last is None else Place(last, self._facts[last].end, 0)
         reindexed = 0

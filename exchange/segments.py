@@ -180,7 +180,6 @@ class SegmentLog:
         if self.sizes and self.sizes[self.last] < self._segment_bytes:
             return
         if self.sizes:
-            self._mend()
             self.sync()
         self.sizes[self.last + 1] = 0
         self._synced_bytes = 0

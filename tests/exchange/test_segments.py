@@ -52,7 +52,7 @@ def filled(files: Files, *batches: Sequence[int], segment_bytes: int = 1 << 20) 
 PARTS = st.binary(max_size=200)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.tuples(PARTS, PARTS, st.lists(PARTS, max_size=4)), min_size=1, max_size=4), max_size=6))
 def test_records_come_back_as_they_were(batches: list[list[tuple[bytes, bytes, list[bytes]]]]) -> None:
     files = CrashFiles()
