@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest tests/e2e  # alone: these hold real processes to deadlines
 
 real: $(VENV)/.dev
-	$(BIN)/pytest -m real --timeout 600 $(ARGS)
+	$(BIN)/pytest -m real -n 2 --dist loadfile --timeout 900 $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
