@@ -1,8 +1,9 @@
-"""Typed experience on a message bus: publish it, gather what peers published, know who is how far.
+"""Typed experience on a message bus: publish it, gather what peers published, ask them, know who is how far.
 
     async with exchange.connect("ipc:///…/hub", name="alpha", run_id="r1") as ex:
         await ex.publish(experience)
         got = await ex.gather(kinds={"successes"}, prompt_ids=ids, after=cursor)
+        scored = await ex.request(ScoreRequest(...), to="beta", timeout_s=30.0)
 
 `serve` runs the hub of a run, `memory` one inside this process with the same client.
 """
@@ -11,8 +12,9 @@ from exchange.client import Client
 from exchange.config import HubConfig
 from exchange.connection import connect, new_routing_id
 from exchange.endpoints import private_ipc_dir
-from exchange.errors import ExchangeError, GapError, HubLostError, RefusedError
+from exchange.errors import ExchangeError, GapError, HubLostError, RefusedError, RequestFailedError
 from exchange.memory import MemoryHub, memory
+from exchange.requests import PeerReply, PeerRequest, SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from exchange.rows import Gathered, Receipt, Row
 from exchange.server import serve
 from exchange.stats import HubStats
@@ -29,9 +31,16 @@ __all__ = [
     "HubLostError",
     "HubStats",
     "MemoryHub",
+    "PeerReply",
+    "PeerRequest",
     "Receipt",
     "RefusedError",
+    "RequestFailedError",
     "Row",
+    "SampleReply",
+    "SampleRequest",
+    "ScoreReply",
+    "ScoreRequest",
     "Subscription",
     "connect",
     "memory",

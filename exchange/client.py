@@ -1,22 +1,49 @@
-"""What an agent sees of the exchange: publish, gather, subscribe, progress, stats."""
+"""What an agent sees of the exchange: publish, gather, subscribe, request, serve, progress, stats."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Literal, TypeVar, Unpack, cast
 
 import msgspec
 
 from exchange.credits import CreditWindow
-from exchange.errors import RecordTooLargeError, RefusedError, RequestTimeoutError, WireError
-from exchange.messages import Accepted, AskStats, Commit, Committed, Gather, Refused, RowHeader, Rows, ToWorker
+from exchange.errors import (
+    ExchangeError,
+    RecordTooLargeError,
+    RefusedError,
+    RequestFailedError,
+    RequestTimeoutError,
+    WireError,
+)
+from exchange.messages import (
+    MAX_OPEN_REQUESTS,
+    Accepted,
+    Answered,
+    AskStats,
+    Commit,
+    Committed,
+    Deliver,
+    Fail,
+    Gather,
+    Refused,
+    Request,
+    RowHeader,
+    Rows,
+    Settled,
+    ToWorker,
+)
+from exchange.requests import PeerRequest, R, reply_type
 from exchange.rows import Filters, Gathered, Receipt, Row, gather_message
-from exchange.session import Answer, Session
+from exchange.serving import Handlers, Serving
+from exchange.session import LEAST_DEADLINE_S, Answer, Session
 from exchange.stats import HubStats
 from exchange.subscription import Subscription
 from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, Version
-from exchange.wire import RecordDecoder, encode_record
+from exchange.wire import RecordDecoder, StructDecoder, encode_record
 
 __all__ = ["Client", "Row"]
 
@@ -40,13 +67,16 @@ class Client:
         self._gathers = asyncio.Semaphore(GATHERS_IN_FLIGHT)
         self._polls = asyncio.Semaphore(POLLS_IN_FLIGHT)
         self._max_record_bytes = 0
-        self._credits = CreditWindow(messages=0, nbytes=0)
+        self._credits = self._asking = CreditWindow(messages=0, nbytes=0)
+        self._serving: Serving | None = None
+        session.on_work = self._work
 
     async def open(self, *, timeout_s: float) -> None:
         """Join the run. Raises ConnectError."""
         welcome = await self._session.open(timeout_s=timeout_s)
         self._max_record_bytes = welcome.max_record_bytes
         self._credits = CreditWindow(messages=welcome.credit_messages, nbytes=welcome.credit_bytes)
+        self._asking = CreditWindow(messages=MAX_OPEN_REQUESTS, nbytes=welcome.credit_bytes)
 
     @property
     def epoch(self) -> int:
@@ -61,11 +91,7 @@ class Client:
         """
         record = encode_record(experience)
         nbytes = record.nbytes
-        if nbytes > self._max_record_bytes:
-            raise RecordTooLargeError(
-                f"this hub takes records of at most {self._max_record_bytes} bytes, got {nbytes}: publish smaller groups, "
-                f"or raise the exchange's `memory_bytes` and `credit_bytes`"
-            )
+        self._check_size(nbytes)
         waits_for = "credit: its earlier records have no answer"
         try:
             async with asyncio.timeout(self._request_timeout_s):
@@ -125,6 +151,69 @@ class Client:
         request = msgspec.structs.replace(request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes)
         return Subscription(request, pull=lambda gather: self._pull(gather, self._polls), commit=self._commit)
 
+    async def request(self, message: PeerRequest[R], *, to: str, timeout_s: float) -> R:
+        """Ask another worker and wait for its answer: `await ex.request(ScoreRequest(...), to="beta", timeout_s=30.0)`.
+
+        Up to 16 of a client's requests are open at once, more wait here. Raises RequestFailedError when the peer's handler
+        raised; RefusedError with reason "deadline", "gone" (the peer left, died or stopped serving), "not_serving" (also
+        shortly after the hub restarted), "not_allowed" (by the run's topology), "busy", "too_large", "malformed" (not as
+        the peer knows the type); RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the peer is told.
+        """
+        record = encode_record(message)
+        self._check_size(record.nbytes)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await self._asking.acquire(record.nbytes)
+        except TimeoutError:
+            raise RefusedError("deadline", f"{MAX_OPEN_REQUESTS} earlier requests of {self.name!r} have no answer") from None
+        request = Request(
+            id=secrets.randbits(63),
+            to=AgentName(to),
+            deadline_s=max(ends_at - loop.time(), LEAST_DEADLINE_S),
+            body=record.body,
+            tokens=message.tokens,
+        )
+        try:
+            answer = self._session.request(request, record.frames)
+        except BaseException:
+            self._asking.release(record.nbytes)
+            raise
+        answer.add_done_callback(lambda _: self._asking.release(record.nbytes))
+        got = await self._within(answer, f"the answer of {to!r}", request.deadline_s + self._request_timeout_s)
+        if isinstance(got.message, Refused) and got.message.reason == "failed":
+            raise RequestFailedError(f"{to!r} could not answer: {got.message.detail}")
+        body = _expect(Answered, got).body
+        decoder: StructDecoder[R] = StructDecoder(reply_type(type(message)))
+        return decoder.decode(body, got.payload)
+
+    @asynccontextmanager
+    async def serve(self, handlers: Handlers, *, concurrency: int = 4) -> AsyncIterator[Serving]:
+        """Answer peers' requests inside this block, each by the handler of its type.
+
+            async with ex.serve({ScoreRequest: score}) as serving:
+                await serving.wait()
+
+        handlers: coroutine functions from the question to its answer; at most `concurrency` run at a time. A handler runs
+        once for a request, is cancelled when nobody waits for it any more, and what it raises is told to the asker.
+        Leaving the block cancels what runs; its askers are told. Raises ValueError for no handlers or when this client
+        serves already, RefusedError, HubLostError.
+        """
+        if self._serving is not None:
+            raise ValueError(f"{self.name!r} serves already: give one `serve` all handlers")
+        serving = Serving(
+            self._session, handlers, concurrency=concurrency, max_bytes=self._max_record_bytes, credit=self._credits
+        )
+        self._serving = serving
+        try:
+            answer = await self._within(serving.start(), "the hub's answer to serving", self._request_timeout_s)
+            _expect(Settled, answer)
+            yield serving
+        finally:
+            self._serving = None
+            await serving.stop()
+
     async def progress(self, *, step: int, version: Version) -> None:
         """Tell how far this worker is, now and with every heartbeat; raises its newest known version. Does not wait."""
         self._session.tell_progress(step, version)
@@ -138,7 +227,6 @@ class Client:
 
     async def _pull(self, request: Gather, slots: asyncio.Semaphore) -> Gathered:
         async with slots:
-            request = msgspec.structs.replace(request, received_bytes=self._session.received_bytes)
             answer = await self._ask(request, "rows", request.deadline_s + self._request_timeout_s)
         rows = _expect(Rows, answer)
         return Gathered(
@@ -155,11 +243,31 @@ class Client:
         return _expect(Committed, await self._ask(commit, "a consumer's cursor", self._request_timeout_s)).cursor
 
     async def _ask(self, request: Gather | Commit | AskStats, what: str, timeout_s: float) -> Answer:
+        return await self._within(self._session.request(request), f"the hub's answer with {what}", timeout_s)
+
+    async def _within(self, answer: Awaitable[Answer], what: str, timeout_s: float) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._session.request(request)
+                return await answer
         except TimeoutError:
-            raise self._timed_out(f"the hub's answer with {what}") from None
+            raise self._timed_out(what) from None
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > self._max_record_bytes:
+            raise RecordTooLargeError(
+                f"this hub takes records of at most {self._max_record_bytes} bytes, got {nbytes}: publish smaller groups, "
+                f"or raise the exchange's `memory_bytes` and `credit_bytes`"
+            )
+
+    def _work(self, incoming: Answer) -> None:
+        """What a peer asks, or no longer wants; a request from before this process is answered by nobody here."""
+        if self._serving is not None:
+            self._serving.take(incoming)
+        elif isinstance(incoming.message, Deliver):
+            asker, request_id = incoming.message.asker, incoming.message.id
+            detail = f"{self.name!r} has stopped serving"
+            with suppress(ExchangeError):  # a session that ends has no answers to give
+                self._session.request(Fail(asker=asker, id=request_id, reason="not_serving", detail=detail))
 
     def _timed_out(self, waits_for: str) -> RequestTimeoutError:
         return RequestTimeoutError(

@@ -54,6 +54,10 @@ class GapError(ExchangeError, LookupError):
         )
 
 
+class RequestFailedError(ExchangeError, RuntimeError):
+    """The peer's handler raised while it answered a request; the text is its error's, without the traceback."""
+
+
 class RefusedError(ExchangeError, ValueError):
     """The hub refused a record or a request. reason: one word for programs; detail: the sentence for people."""
 

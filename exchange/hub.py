@@ -24,6 +24,7 @@ from exchange.messages import (
     Cancel,
     Closing,
     Commit,
+    Fail,
     Gather,
     Goodbye,
     Hello,
@@ -31,11 +32,15 @@ from exchange.messages import (
     Pong,
     Publish,
     Refused,
+    Reply,
+    Request,
+    Serve,
     ToHub,
     Unknown,
     Welcome,
     refused,
 )
+from exchange.router import Router
 from exchange.selection import Selector
 from exchange.stats import HubStats
 from exchange.store import FIRST_CURSOR, MemoryStore, Record
@@ -80,6 +85,13 @@ class Hub:
         self._admission = Admission(memory_bytes=config.memory_bytes)
         self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
         self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes)
+        self._router = Router(
+            self._members,
+            config.edges,
+            limit_bytes=config.credit_bytes,
+            max_record_bytes=min(self._admission.max_record_bytes, config.credit_bytes),
+            heartbeat_s=config.heartbeat_s,
+        )
         self._last_cursor = Cursor(first_cursor - 1)
         self._bad_frames = 0
         self._undeliverable = 0
@@ -90,7 +102,7 @@ class Hub:
         now = self._clock()
         message, request_id = incoming.message, incoming.request_id
         if isinstance(message, Hello):
-            return [Outgoing(peer=peer, message=self._hello(peer, message, now), request_id=request_id)]
+            return self._hello(peer, message, request_id, now)
         member = self._members.of(peer)
         if member is None:
             return [Outgoing(peer=peer, message=Unknown(), request_id=request_id)]
@@ -102,7 +114,7 @@ class Hub:
             case Bye():
                 self._gathers.forget(peer)
                 self._members.leave(member)
-                return [Outgoing(peer=peer, message=Goodbye(), request_id=request_id)]
+                return [Outgoing(peer=peer, message=Goodbye(), request_id=request_id), *self._router.left(member)]
             case AskStats():
                 return [Outgoing(peer=peer, message=self.stats(), request_id=request_id)]
         if member.observer:
@@ -115,14 +127,22 @@ class Hub:
                 return [Outgoing(peer=peer, message=self._gathers.commit(member, message), request_id=request_id)]
             case Cancel():
                 self._gathers.cancel(peer, message.request)
-                return []
+                return self._router.cancel(member, message.request)
+            case Serve():
+                return self._router.serve(member, message, request_id)
+            case Request():
+                return self._router.ask(member, message, incoming.payload, request_id, now)
+            case Reply():
+                return self._router.reply(member, message, incoming.payload, request_id)
+            case Fail():
+                return self._router.fail(member, message, request_id)
         return self._publish(member, message, incoming, now)
 
     def tick(self) -> list[Outgoing]:
-        """Answers to gathers whose deadline has passed; also lets go what is too old."""
+        """Answers to gathers and requests whose deadline has passed; also lets go what is too old."""
         now = self._clock()
         self._store.expire(now)
-        return self._gathers.due(now)
+        return self._gathers.due(now) + self._router.due(now)
 
     def recall(self, records: Iterable[Record]) -> None:
         """Take records of an earlier hub of the run back into memory, in the order of their cursors.
@@ -167,7 +187,8 @@ class Hub:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next, on the hub's clock."""
-        return self._gathers.next_deadline()
+        deadlines = (self._gathers.next_deadline(), self._router.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def bad_frame(self, frames: Sequence[memoryview], error: Exception) -> None:
         """Count a message that could not be read, and keep its beginning with the reason."""
@@ -179,6 +200,7 @@ class Hub:
         """An answer could not be handed to the transport: the peer is away, or reads nothing."""
         self._undeliverable += 1
         self._gathers.forget(peer)
+        self._router.lost(peer)
         self._members.silence(peer)
 
     def attended(self) -> bool:
@@ -205,19 +227,25 @@ class Hub:
             waiting_gathers=len(self._gathers),
             bad_frames=self._bad_frames,
             undeliverable=self._undeliverable,
+            requests=self._router.accounts.stats(),
+            open_requests=len(self._router),
+            late_replies=self._router.accounts.late_replies,
         )
 
-    def _hello(self, peer: bytes, hello: Hello, now: float) -> Welcome | Refused:
+    def _hello(self, peer: bytes, hello: Hello, request_id: int, now: float) -> list[Outgoing]:
         joined = self._members.join(peer, hello, now)
         if isinstance(joined, Refused):
-            return joined
-        return Welcome(
+            return [Outgoing(peer=peer, message=joined, request_id=request_id)]
+        # Who still wants a gather sends it again; its process may be a new one that does not.
+        self._gathers.forget(peer)
+        welcome = Welcome(
             epoch=joined.epoch,
             credit_messages=self.config.credit_messages,
             credit_bytes=self.config.credit_bytes,
             max_record_bytes=min(self._admission.max_record_bytes, self.config.credit_bytes),
             heartbeat_s=self.config.heartbeat_s,
         )
+        return [Outgoing(peer=peer, message=welcome, request_id=request_id), *self._router.joined(joined, now)]
 
     def _ping(self, member: Member, ping: Ping, request_id: int, now: float) -> list[Outgoing]:
         progress = (ping.step, ping.version)

@@ -1,14 +1,20 @@
 """The messages between a worker and the hub.
 
 Every message is a tagged struct, map-encoded; readers ignore fields that they do not know. The id of a request stands in
-the fixed header (exchange/wire.py) and comes back in its answer. Payload frames follow `Publish` and `Rows` only.
+the fixed header (exchange/wire.py) and comes back in its answer. Payload frames follow what carries a body.
 
     worker         hub
     Hello     ->   Welcome | Refused     before anything else; again, with the same routing id, after a break
     Publish   ->   Accepted | Refused
     Gather    ->   Rows | Refused        at once, or when min_count rows match, or at the deadline
     Commit    ->   Committed | Refused
-    Cancel    ->                         the answer to a Gather is no longer wanted
+    Serve     ->   Settled | Refused     from now on these kinds of requests are answered here
+    Request   ->   Answered | Refused    when the peer has answered, or why it never will
+              <-   Deliver               a peer's request, to the worker that serves its kind
+    Reply     ->   Settled               what the handler returned
+    Fail      ->   Settled               why there is no reply
+              <-   Revoke                a delivered request is over: too late, or no longer wanted
+    Cancel    ->                         the answer to a Gather or Request is no longer wanted
     Ping      ->   Pong                  every heartbeat, and when progress is made
     AskStats  ->   HubStats | Refused
     Bye       ->   Goodbye
@@ -25,12 +31,15 @@ from exchange.types import AgentName, Cursor, Kind, PromptId, Version
 
 __all__ = [
     "Accepted",
+    "Answered",
     "AskStats",
     "Bye",
     "Cancel",
     "Closing",
     "Commit",
     "Committed",
+    "Deliver",
+    "Fail",
     "Gather",
     "Goodbye",
     "Hello",
@@ -38,8 +47,13 @@ __all__ = [
     "Pong",
     "Publish",
     "Refused",
+    "Reply",
+    "Request",
+    "Revoke",
     "RowHeader",
     "Rows",
+    "Serve",
+    "Settled",
     "ToHub",
     "ToWorker",
     "Unknown",
@@ -49,6 +63,8 @@ __all__ = [
 
 MAX_NAME_CHARS = 64
 MAX_DETAIL_CHARS = 1000
+# Requests to peers that one worker may have open.
+MAX_OPEN_REQUESTS = 16
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -212,6 +228,87 @@ class Cancel(Wire, frozen=True, kw_only=True, tag="cancel"):
     request: int
 
 
+class Serve(Wire, frozen=True, kw_only=True, tag="serve"):
+    """The worker answers requests of these kinds, and of no others; of none when it is empty. Sent again after a break.
+
+    Example: Serve(kinds=("scores",)).
+    """
+
+    kinds: tuple[str, ...]
+
+
+class Request(Wire, frozen=True, kw_only=True, tag="request"):
+    """Ask a peer. id: random; with the asker's name it stands for the request wherever it is sent again.
+
+    deadline_s: from its arrival, on the hub's clock. tokens: asked for at most. body: the encoded question, whose tag says
+    its kind; its arrays are the payload. received_bytes: as in Gather.
+    Example: Request(id=4711, to="beta", deadline_s=30.0, body=b"…").
+    """
+
+    id: int
+    to: AgentName
+    deadline_s: float
+    body: bytes
+    tokens: int = 0
+    received_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"`tokens` must be >= 0, got tokens={self.tokens}")
+
+
+class Deliver(Wire, frozen=True, kw_only=True, tag="deliver"):
+    """A peer's request, with its payload. deadline_s: what is left of it. May come again after a break."""
+
+    asker: AgentName
+    id: int
+    deadline_s: float
+    body: bytes
+
+
+class Reply(Wire, frozen=True, kw_only=True, tag="reply"):
+    """The answer to a delivered request, with its payload. tokens: what it cost. received_bytes: as in Gather."""
+
+    asker: AgentName
+    id: int
+    body: bytes
+    tokens: int = 0
+    received_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"`tokens` must be >= 0, got tokens={self.tokens}")
+
+
+class Fail(Wire, frozen=True, kw_only=True, tag="fail"):
+    """A delivered request has no answer: its asker is Refused with this reason, which is "failed" when the handler raised.
+
+    Example: Fail(asker="alpha", id=4711, reason="failed", detail="ValueError: no such prompt").
+    """
+
+    asker: AgentName
+    id: int
+    reason: str
+    detail: str
+
+
+class Settled(Wire, frozen=True, kw_only=True, tag="settled"):
+    """The hub has taken a Serve, Reply or Fail."""
+
+
+class Answered(Wire, frozen=True, kw_only=True, tag="answered"):
+    """The peer's answer to a Request, with its payload."""
+
+    body: bytes
+
+
+class Revoke(Wire, frozen=True, kw_only=True, tag="revoke"):
+    """A delivered request needs no answer any more."""
+
+    asker: AgentName
+    id: int
+
+
 class Ping(Wire, frozen=True, kw_only=True, tag="ping"):
     """Sign of life with the worker's progress; None before its first. received_bytes: as in Gather."""
 
@@ -244,8 +341,23 @@ class Closing(Wire, frozen=True, kw_only=True, tag="closing"):
     """Hub to all members as it ends; they answer Bye."""
 
 
-ToHub = Hello | Publish | Gather | Commit | Cancel | Ping | AskStats | Bye
-ToWorker = Welcome | Refused | Accepted | Rows | Committed | Pong | HubStats | Goodbye | Unknown | Closing
+ToHub = Hello | Publish | Gather | Commit | Serve | Request | Reply | Fail | Cancel | Ping | AskStats | Bye
+ToWorker = (
+    Welcome
+    | Refused
+    | Accepted
+    | Rows
+    | Committed
+    | Settled
+    | Answered
+    | Deliver
+    | Revoke
+    | Pong
+    | HubStats
+    | Goodbye
+    | Unknown
+    | Closing
+)
 
 
 def _check_name(field: str, name: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,15 +18,21 @@ import msgspec
 
 from exchange.errors import ClosedError, ConnectError, ExchangeError, HubLostError, WireError
 from exchange.messages import (
+    Answered,
     Bye,
     Cancel,
     Closing,
+    Deliver,
     Gather,
     Hello,
     Ping,
     Publish,
     Refused,
+    Reply,
+    Request,
+    Revoke,
     Rows,
+    Serve,
     ToHub,
     ToWorker,
     Unknown,
@@ -40,6 +46,10 @@ __all__ = ["Answer", "Link", "Session"]
 _log = logging.getLogger(__name__)
 
 LOST_HEARTBEATS = 3
+# A worker tells what it has received at every heartbeat, and when it is this part of its credit.
+TELL_FRACTION = 4
+# What a request that is sent again still gets when its time is over, so that the hub is the one to say so.
+LEAST_DEADLINE_S = 0.001
 # How long a leaving worker waits for a hub that says nothing.
 DRAIN_SILENCE_S = 1.0
 
@@ -59,12 +69,16 @@ class Link(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
     message: ToHub
-    frames: list[Buffer]
+    payload: Sequence[Buffer]
+    sent_at: float
     answer: asyncio.Future[Answer]
 
 
 class Session:
-    """One incarnation of one worker. lost_after_s: silence after which the hub counts as lost."""
+    """One incarnation of one worker. lost_after_s: silence after which the hub counts as lost.
+
+    on_work: is handed what the hub delivers of peers' requests; must not wait.
+    """
 
     def __init__(self, link: Link, hello: Hello, *, endpoint: str, lost_after_s: float) -> None:
         self._link = link
@@ -84,8 +98,12 @@ class Session:
         self._failure: ExchangeError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ping = Ping()
+        self._serve: Serve | None = None
+        self._lost = asyncio.Event()
+        self._told_bytes = self._received_bytes = 0
+        self._tell_bytes = 0
         self.epoch = 0
-        self.received_bytes = 0
+        self.on_work: Callable[[Answer], None] = lambda work: None
 
     async def open(self, *, timeout_s: float) -> Welcome:
         """Say Hello and wait for the WELCOME. Raises ConnectError naming the endpoint."""
@@ -113,14 +131,25 @@ class Session:
         hub is told where it may still be waiting to give it."""
         self._check()
         request_id = self._last_id + 1
-        frames = encode_message(message, request_id, payload)
+        frames = encode_message(self._counted(message), request_id, payload)
         self._last_id = request_id
         answer: asyncio.Future[Answer] = self._loop.create_future()
         answer.add_done_callback(lambda _: self._settle(request_id))
-        self._pending[request_id] = _Pending(message=message, frames=frames, answer=answer)
+        self._pending[request_id] = _Pending(message=message, payload=payload, sent_at=self._loop.time(), answer=answer)
         if self._joined:
             self._outbox.put_nowait(frames)
         return answer
+
+    def serve(self, serve: Serve | None) -> asyncio.Future[Answer]:
+        """Tell the hub what this worker answers, now and after every break; None for nothing. As `request`."""
+        answer = self.request(serve or Serve(kinds=()))
+        self._serve = serve
+        return answer
+
+    async def lost(self) -> None:
+        """Wait until the session has failed, and raise why. Cancellation is safe, any number of tasks may wait."""
+        await self._lost.wait()
+        self._check()
 
     def tell_progress(self, step: int, version: Version) -> None:
         """Send the worker's progress now; every later heartbeat repeats it."""
@@ -201,12 +230,14 @@ class Session:
             case Unknown():
                 if self._joined:
                     self._rejoin()
+            case Deliver() | Revoke():
+                self._count(incoming)
+                self.on_work(incoming)
             case Closing():
                 self._outbox.put_nowait(encode_message(Bye()))
                 self._fail(HubLostError(f"the hub at {self._endpoint!r} has ended"))
             case _:
-                if isinstance(message, Rows):
-                    self.received_bytes += sum(frame.nbytes for frame in incoming.payload)
+                self._count(incoming)
                 if pending is not None and not pending.answer.done():
                     pending.answer.set_result(incoming)
 
@@ -220,10 +251,13 @@ class Session:
             return
         self._joined = True
         self.epoch = welcome.epoch
-        self.received_bytes = 0
+        self._received_bytes = self._told_bytes = 0
+        self._tell_bytes = welcome.credit_bytes // TELL_FRACTION
         self._hello = msgspec.structs.replace(self._hello, epoch=welcome.epoch)
-        for pending in self._pending.values():
-            self._outbox.put_nowait(pending.frames)
+        if self._serve is not None:
+            self._outbox.put_nowait(encode_message(self._serve))
+        for request_id, pending in self._pending.items():
+            self._outbox.put_nowait(encode_message(self._renewed(pending), request_id, pending.payload))
         self._send_ping()
         if not self._opened.done():
             self._opened.set_result(welcome)
@@ -240,14 +274,36 @@ class Session:
         text = f"the hub at {self._endpoint!r} refused {self._hello.name!r} ({refusal.reason}): {refusal.detail}"
         self._fail(HubLostError(text) if self._opened.done() else ConnectError(text))
 
+    def _renewed(self, pending: _Pending) -> ToHub:
+        """A message as it is sent after a break, with what is left of its deadline."""
+        message = pending.message
+        if isinstance(message, Request):
+            left_s = message.deadline_s - (self._loop.time() - pending.sent_at)
+            message = msgspec.structs.replace(message, deadline_s=max(left_s, LEAST_DEADLINE_S))
+        return self._counted(message)
+
+    def _counted(self, message: ToHub) -> ToHub:
+        """The message with what this worker has received, where it tells that."""
+        if not isinstance(message, Gather | Request | Reply | Ping):
+            return message
+        return msgspec.structs.replace(message, received_bytes=self._received_bytes)
+
+    def _count(self, incoming: Answer) -> None:
+        """Count a payload, and tell the hub before it takes this worker for one that does not read."""
+        if isinstance(incoming.message, Rows | Answered | Deliver):
+            self._received_bytes += sum(frame.nbytes for frame in incoming.payload)
+            if self._received_bytes - self._told_bytes > self._tell_bytes:
+                self._send_ping()
+
     def _send_ping(self) -> None:
-        self._outbox.put_nowait(encode_message(msgspec.structs.replace(self._ping, received_bytes=self.received_bytes)))
+        self._told_bytes = self._received_bytes
+        self._outbox.put_nowait(encode_message(self._counted(self._ping)))
 
     def _settle(self, request_id: int) -> None:
         pending = self._pending.pop(request_id)
         if not pending.answer.cancelled():
             pending.answer.exception()  # a failure nobody waits for any more is no news
-        elif self._joined and isinstance(pending.message, Gather):
+        elif self._joined and isinstance(pending.message, Gather | Request):
             self._outbox.put_nowait(encode_message(Cancel(request=request_id)))
 
     def _check(self) -> None:
@@ -259,6 +315,7 @@ class Session:
         if self._failure is not None:
             return
         self._failure = error
+        self._lost.set()
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # close() before open() leaves nobody to read it

@@ -10,7 +10,7 @@ import msgspec
 
 from exchange.types import AgentName, Cursor, Kind, Version
 
-__all__ = ["HubStats", "MemberState", "Tally", "WorkerStats"]
+__all__ = ["AskerStats", "HubStats", "MemberState", "PairStats", "PairTally", "Tally", "WorkerStats"]
 
 MemberState = Literal["live", "suspect", "gone", "left"]
 
@@ -39,10 +39,34 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     withheld: int
 
 
+class PairStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one kind from one worker to another. asked = answered + unanswered + those that are open.
+
+    unanswered: by reason: "failed", "deadline", "gone", "cancelled" and the like. *_tokens: as the two tell it.
+    """
+
+    asked: int
+    answered: int
+    unanswered: dict[str, int]
+    asked_bytes: int
+    served_bytes: int
+    asked_tokens: int
+    served_tokens: int
+
+
+class AskerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's requests. pairs: by the asked worker and kind. refused: by reason, what never reached a worker."""
+
+    pairs: dict[AgentName, dict[str, PairStats]]
+    refused: dict[str, int]
+    duplicates: int
+
+
 class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stats"):
     """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
 
     bad_frames: messages that could not be read. undeliverable: answers to peers that left or do not read.
+    requests: by asker. late_replies: came when their request was over.
     """
 
     run_id: str
@@ -56,6 +80,9 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     waiting_gathers: int
     bad_frames: int
     undeliverable: int
+    requests: dict[AgentName, AskerStats] = {}
+    open_requests: int = 0
+    late_replies: int = 0
 
 
 @dataclass(slots=True)
@@ -70,3 +97,16 @@ class Tally:
     accepted_bytes: Counter[Kind] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     delivered: defaultdict[AgentName, Counter[Kind]] = field(default_factory=lambda: defaultdict(Counter))
+
+
+@dataclass(slots=True)
+class PairTally:
+    """The running counts behind PairStats."""
+
+    asked: int = 0
+    answered: int = 0
+    unanswered: Counter[str] = field(default_factory=Counter)
+    asked_bytes: int = 0
+    served_bytes: int = 0
+    asked_tokens: int = 0
+    served_tokens: int = 0

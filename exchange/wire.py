@@ -35,14 +35,17 @@ __all__ = [
     "MessageDecoder",
     "Outgoing",
     "RecordDecoder",
+    "StructDecoder",
     "encode_message",
     "encode_record",
     "hub_decoder",
+    "kind_of_tag",
+    "tag_of",
     "worker_decoder",
 ]
 
 MAGIC = b"MRLX"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 MAX_HEADER_BYTES = 256 << 10
 MAX_RECORD_BYTES = 64 << 20
 # A body must fit into the header of an answer, beside what else stands there.
@@ -143,8 +146,8 @@ def worker_decoder() -> MessageDecoder[ToWorker]:
     return MessageDecoder(ToWorker)
 
 
-def encode_record(experience: AnyExperience) -> Encoded:
-    """The record of one experience; its arrays' bytes are copied, so the caller may write into them at once.
+def encode_record(experience: msgspec.Struct) -> Encoded:
+    """The record of one struct; its arrays' bytes are copied, so the caller may write into them at once.
 
     Raises RecordTooLargeError when what is not in arrays (prompt texts, ids) is over 192 KiB.
     """
@@ -158,18 +161,17 @@ def encode_record(experience: AnyExperience) -> Encoded:
     return Encoded(body=body, frames=writer.frames())
 
 
-class RecordDecoder:
-    """Turns records into experience. One decode at a time: not for several threads."""
+class StructDecoder(Generic[M]):
+    """Turns records into structs of one union. One decode at a time: not for several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, union: object) -> None:
         self._arrays = ArrayReader()
-        self._decoder: msgspec.msgpack.Decoder[AnyExperience] = msgspec.msgpack.Decoder(
-            AnyExperience, ext_hook=self._arrays.ext_hook, dec_hook=self._arrays.dec_hook
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(
+            union, ext_hook=self._arrays.ext_hook, dec_hook=self._arrays.dec_hook
         )
-        self._tag = msgspec.msgpack.Decoder(_Tag)
 
-    def decode(self, body: bytes, frames: Sequence[memoryview]) -> AnyExperience:
-        """The experience. Raises WireError for anything that is not one of the kinds, whole and consistent."""
+    def decode(self, body: bytes, frames: Sequence[memoryview]) -> M:
+        """The struct. Raises WireError for anything that is not one of the union, whole and consistent."""
         check_depth(body)
         self._arrays.attach(frames)
         try:
@@ -179,13 +181,34 @@ class RecordDecoder:
         finally:
             self._arrays.attach(())
 
+
+class RecordDecoder(StructDecoder[AnyExperience]):
+    """Turns records into experience."""
+
+    def __init__(self) -> None:
+        super().__init__(AnyExperience)
+
     def tag(self, body: bytes) -> str | None:
         """The tag of a record that could not be decoded, where it has one."""
-        try:
-            return self._tag.decode(body).type
-        except Exception:  # foreign bytes, as above; the caller reports the first error
-            return None
+        return tag_of(body)
+
+
+def tag_of(body: bytes) -> str | None:
+    """The tag of an encoded struct, None when it has none or is no struct."""
+    try:
+        check_depth(body)
+        return _tags.decode(body).type
+    except Exception:  # foreign bytes, as above
+        return None
+
+
+def kind_of_tag(tag: str) -> str:
+    """The short name of a kind: its tag without the schema version."""
+    return tag.partition("/")[0]
 
 
 class _Tag(msgspec.Struct):
     type: str
+
+
+_tags = msgspec.msgpack.Decoder(_Tag)
