@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -224,6 +225,23 @@ def test_records_go_with_age_by_the_clock_of_the_hub(opened: Opened) -> None:
     clock.advance(1000)
     store.retain()
     assert cursors(store) == [2]  # the last segment says where cursors go on
+
+
+def test_the_newest_record_stays_though_an_empty_segment_follows(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    store = opened(DiskSettings(segment_bytes=1, max_age_s=60), clock=clock)
+    one_each(store, 2, at=clock.now)
+
+    def refuse(fd: int, buffers: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", refuse)
+        with pytest.raises(StorageError, match=r"No space left.*00000003\.seg': free space"):
+            one_each(store, 1, at=clock.now)
+    clock.advance(1000)
+    store.retain()
+    assert (cursors(store), store.stats().segments) == ([2], 2)
 
 
 def test_a_segment_that_a_crash_left_behind_is_removed(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
