@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,9 +14,11 @@ from agents.policies.tokenizer import PolicyTokenizer
 from agents.rewards.rewards import Rewards
 from agents.types import Group, Prompt
 from tokenalign import (
+    AlignmentError,
     Limits,
     Residual,
     RoleError,
+    TextError,
     TokenAlignError,
     TooLongError,
     Trace,
@@ -24,7 +28,18 @@ from tokenalign import (
     noncanonical,
 )
 
+logger = logging.getLogger(__name__)
+
 DEFAULTS = TranslationConfig()
+MANY_REFUSED = 100
+"""After so many refusals a warning says so, if they are the most of what was offered."""
+_REASONS: dict[type[TokenAlignError], str] = {
+    TooLongError: "too_long",
+    TranslationError: "lossy",
+    TextError: "text",
+    RoleError: "role",
+    AlignmentError: "ends",
+}
 
 
 class PeerReceiver:
@@ -51,7 +66,9 @@ class PeerReceiver:
         self.tokenizer_fingerprint = tokenizer.fingerprint
         self.reward_fingerprint = rewards.fingerprint
         self._residual = Residual()
-        self._refused = 0
+        self._refused: Counter[str] = Counter()
+        self._offered = 0
+        self._ever: Counter[str] = Counter()
         self._tokens_in = 0
 
     async def verify(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> npt.NDArray[np.float32]:
@@ -60,6 +77,7 @@ class PeerReceiver:
 
     def translate(self, peers: Sequence[Trace]) -> Translation:
         """Own ids for peers' texts, ending in the own end-of-sequence token iff the peer's text ended by itself."""
+        self._offered += len(peers)
         translation = self._translator.translate_batch(peers, max_tokens=self._max_tokens)
         for error in translation.errors.values():
             self._refuse(error)
@@ -69,6 +87,7 @@ class PeerReceiver:
 
     def adopt(self, peer: Trace, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The sampled ids of a peer with the own tokenizer, checked against its text and the own limits."""
+        self._offered += 1
         try:
             peer = peer.checked()
             content = ids[:-1] if peer.has_eos else ids
@@ -102,15 +121,21 @@ class PeerReceiver:
                     self._residual += noncanonical(self._encoder, completion.ids, has_eos=completion.has_eos)
 
     def _refuse(self, error: TokenAlignError) -> None:
-        self._refused += 1
+        reason = _REASONS.get(type(error), "other")
+        self._refused[reason] += 1
+        self._ever["refused"] += 1
         if isinstance(error, TranslationError) and error.residual is not None:
             self._residual += Residual(changed_bytes=error.residual.changed_bytes, lost_bytes=error.residual.lost_bytes)
+        if self._ever["refused"] == MANY_REFUSED and self._ever["refused"] > (self._ever["offered"] + self._offered) / 2:
+            logger.warning("most of what peers offer is refused (%s); the latest: %s", reason, error)
 
     def take(self) -> dict[str, float]:
         """Metrics `thl/*` since the last call; those of the comparison only where something was compared."""
         residual = self._residual
         metrics = {
-            "thl/refused": float(self._refused),
+            "thl/offered": float(self._offered),
+            "thl/refused": float(self._refused.total()),
+            **{f"thl/refused/{reason}": float(count) for reason, count in self._refused.items()},
             "thl/text_bytes_changed": float(residual.changed_bytes),
             "thl/text_bytes_lost": float(residual.lost_bytes),
         }
@@ -131,5 +156,6 @@ class PeerReceiver:
             metrics["thl/residual_logprob"] = residual.struct_logprob
         if residual.checked_tokens:
             metrics["thl/noncanonical"] = residual.noncanonical
-        self._residual, self._refused, self._tokens_in = Residual(), 0, 0
+        self._ever["offered"] += self._offered
+        self._residual, self._refused, self._offered, self._tokens_in = Residual(), Counter(), 0, 0
         return metrics

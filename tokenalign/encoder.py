@@ -36,6 +36,10 @@ class Encoder:
         Raises TableError for a kind of tokenizer whose tokens do not carry their own bytes and for a table of another
         tokenizer.
         """
+        if not isinstance(tokenizer, Tokenizer):
+            raise TableError(
+                f"an encoder needs a `tokenizers.Tokenizer`, got {type(tokenizer).__name__}; open_tokenizer reads it"
+            )
         definition = Definition.of(tokenizer)
         self.fingerprint = definition.fingerprint
         self.table = TokenTable.from_tokenizer(tokenizer) if table is None else table
@@ -82,6 +86,8 @@ class Encoder:
         return self._speller.spell(texts, ids)
 
     def _ids(self, text: bytes) -> npt.NDArray[np.int32]:
+        if not isinstance(text, bytes):
+            raise TextError(f"a text is UTF-8 bytes, got {type(text).__name__}; use text.encode()")
         try:
             string = text.decode()
         except UnicodeDecodeError as error:

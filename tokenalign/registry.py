@@ -40,7 +40,10 @@ def folder(name: str) -> Path:
     target = root / f"{name}-{entry.version}-{_LAYOUT}"
     if target.is_dir():
         return target
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"the folder for downloads cannot be made: {error}; set XDG_CACHE_HOME to one that can") from error
     with tempfile.TemporaryDirectory(dir=root, prefix=".part-") as scratch:
         part = Path(scratch) / "files"
         part.mkdir()

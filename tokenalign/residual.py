@@ -31,7 +31,8 @@ class Residual:
     those of exact tokens. logprob: sum of |log-prob| over spans, where log-probs crossed; exact_logprob: of exact tokens.
     Text. changed_bytes: rewritten by the receiver's normaliser. lost_bytes: no token of the receiver stands for them.
     Tail. tail_bytes: of an incomplete last character, held back; tail_tokens: source tokens that therefore have no span.
-    Roles. role_tokens: control tokens without a counterpart on the other side.
+    Roles. role_tokens: control tokens of the source without a counterpart; the end of sequence that a receiver adds to a
+    finished text is none.
     Seam. seam_bytes: bytes of receiver tokens over which the mask changes.
     Sampling. checked_tokens: source tokens compared with the source's own encoding; noncanonical_tokens: those that differ.
     topk: where the mass of mapped distributions went.
@@ -130,7 +131,7 @@ def structure(alignment: Alignment, span_logprobs: npt.NDArray[np.float64] | Non
         "n_bytes": np.where(np.diff(cu_g) > 0, np.append(alignment.group_ends, 0)[cu_g[1:] - 1], 0),
         "exact_bytes": per_text(widths(alignment.group_ends, cu_g) * exact_G, cu_g),
         "tail_tokens": per_text(alignment.group_a == NO_GROUP, cu_a) - lone_a,
-        "role_tokens": per_text(widths(alignment.ends_a, cu_a) == 0, cu_a) - (alignment.eos_a & alignment.eos_b) + lone_b,
+        "role_tokens": per_text(widths(alignment.ends_a, cu_a) == 0, cu_a) - (alignment.eos_a & alignment.eos_b),
     }
     counts["one_to_one"] = counts["n_groups"] - counts["merged"] - counts["split"] - counts["tangled"]
     if span_logprobs is not None:

@@ -57,6 +57,10 @@ class Trace:
 
     def shaped(self) -> Trace:
         """`checked` without a look at the numbers: forms, types and lengths."""
+        if not isinstance(self.text, bytes):
+            raise AlignmentError(
+                f"`text` must be the bytes that the tokens spell, got {type(self.text).__name__}; use text.encode()"
+            )
         if self.has_eos and not self.finished:
             raise RoleError("a text with an end-of-sequence token is finished, got finished=False, has_eos=True")
         if self.ends is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,14 @@ class Limits:
     max_lost_bytes: int | None = 0
     max_changed_bytes: int | None = None
     max_struct: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_lost_bytes", "max_changed_bytes", "max_struct"):
+            most = getattr(self, name)
+            if most is not None and not (isinstance(most, int | float) and 0 <= most <= (1 if name == "max_struct" else most)):
+                raise TranslationError(
+                    f"`{name}` must be a number from 0{' to 1' if name == 'max_struct' else ''}, got {most!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,6 +106,9 @@ class _Row:
         return 0 if self.trace.ends is None else np.size(self.trace.ends)
 
 
+# The traces that a text may bring along, and the type of nothing.
+_TRACES: dict[str, type[np.generic]] = {"ends": np.int64, "logprobs": np.float64, "mask": np.bool_}
+
 _NOTHING = _Row(
     trace=Trace(text=b"", ends=None, finished=False, has_eos=False),
     pieces=[Piece(b"", np.empty(0, np.int32), is_text=True)],
@@ -150,9 +161,12 @@ class Translator:
         for text, row in enumerate(kept):
             if row.trace.text and (error := self._lost_too_much(spelled, text, row)) is not None:
                 errors[text] = error
-        translation = self._carry(kept, spelled, errors)
+        carried = frozenset(name for name in _TRACES if any(getattr(trace, name) is not None for trace in traces))
+        translation = self._carry(kept, spelled, errors, carried)
         too_tangled = self._too_tangled(translation)
-        return self._carry(kept, spelled, {**translation.errors, **too_tangled}) if too_tangled else translation
+        if too_tangled:
+            translation = self._carry(kept, spelled, {**translation.errors, **too_tangled}, carried)
+        return translation
 
     def _locate(self, rows: list[_Row], errors: dict[int, TokenAlignError]) -> Spelled:
         """Where all tokens end; a text on which the library gives up is taken out, with its error."""
@@ -218,7 +232,9 @@ class Translator:
             residual=residual,
         )
 
-    def _carry(self, kept: Sequence[_Row], given: Spelled, errors: dict[int, TokenAlignError]) -> Translation:
+    def _carry(
+        self, kept: Sequence[_Row], given: Spelled, errors: dict[int, TokenAlignError], carried: frozenset[str]
+    ) -> Translation:
         """Align all texts but the refused ones, and carry their traces over."""
         rows = [_NOTHING if text in errors else row for text, row in enumerate(kept)]
         spelled = given.without(np.isin(np.arange(len(rows)), list(errors))) if errors else given
@@ -226,9 +242,9 @@ class Translator:
         spelled = self._with_eos(spelled, [len(row.trace.text) for row in rows], finished)
         traces = [row.trace for text, row in enumerate(rows) if text not in errors]
         cu_a = np.cumsum([0, *(row.n_source_tokens for row in rows)])
-        ends_a, logprobs, source_mask = (_joined(traces, name) for name in ("ends", "logprobs", "mask"))
+        ends_a, logprobs, source_mask = (_joined(traces, name) if name in carried else None for name in _TRACES)
         if not _hold(rows, ends_a, cu_a, logprobs):
-            return self._carry(kept, given, errors | _lies(kept, errors))
+            return self._carry(kept, given, errors | _lies(kept, errors), carried)
         alignment = _align(rows, ends_a, cu_a, spelled, finished)
         counts: dict[str, Sequence[float]] = {
             "changed_bytes": spelled.changed_bytes.tolist(),
@@ -322,12 +338,12 @@ def _align(
     return alignment
 
 
-def _joined(traces: Sequence[Trace], name: Literal["ends", "logprobs", "mask"]) -> npt.NDArray[Any] | None:
-    """One trace of all texts, one after the other; None where no text has it."""
+def _joined(traces: Sequence[Trace], name: str) -> npt.NDArray[Any]:
+    """One trace of all texts, one after the other; nothing where all texts that had it were refused."""
     given = [getattr(trace, name) for trace in traces]
     with_it = [each for each in given if each is not None]
-    if not with_it:
-        return None
+    if not given:
+        return np.empty(0, _TRACES[name])
     shapes = {each.shape[1:] for each in with_it}
     if len(with_it) < len(given) or len(shapes) > 1:
         raise AlignmentError(

@@ -12,6 +12,8 @@ from agents.rewards.rewards import Rewards
 from agents.testing import make_group, make_prompt
 from tokenalign import AlignmentError, RoleError, TooLongError, Trace, Translation, TranslationError
 
+NOTHING = {"thl/offered": 0, "thl/refused": 0, "thl/text_bytes_changed": 0, "thl/text_bytes_lost": 0}
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PolicyTokenizer:
@@ -53,14 +55,14 @@ def test_the_longest_text_fits_with_its_end_token_and_one_more_is_refused_and_co
     for _ in range(2):
         with pytest.raises(TooLongError, match="got 6 tokens with max_tokens=5"):
             translate(receiver, peer(b"abcde", 5))
-    assert receiver.take() == {"thl/refused": 2, "thl/text_bytes_changed": 0, "thl/text_bytes_lost": 0}
+    assert receiver.take() == {**NOTHING, "thl/offered": 2, "thl/refused": 2, "thl/refused/too_long": 2}
     assert receiver.take()["thl/refused"] == 0
 
 
 def test_a_text_that_the_own_tokenizer_cannot_spell_is_refused_with_its_bytes(receiver: PeerReceiver) -> None:
     with pytest.raises(TranslationError):
         translate(receiver, peer("aéb".encode(), 4))
-    assert receiver.take() == {"thl/refused": 1, "thl/text_bytes_changed": 0, "thl/text_bytes_lost": 2}
+    assert receiver.take() == {**NOTHING, "thl/offered": 1, "thl/refused": 1, "thl/refused/lossy": 1, "thl/text_bytes_lost": 2}
 
 
 def test_metrics_by_hand_and_reset_by_take(receiver: PeerReceiver) -> None:
@@ -68,9 +70,8 @@ def test_metrics_by_hand_and_reset_by_take(receiver: PeerReceiver) -> None:
     translate(receiver, peer(b"abc", 2, 3, 3, has_eos=True))
     translate(receiver, peer(b"abcd", 2, 3, 4, finished=False))
     assert receiver.take() == {
-        "thl/refused": 0,
-        "thl/text_bytes_changed": 0,
-        "thl/text_bytes_lost": 0,
+        **NOTHING,
+        "thl/offered": 2,
         "thl/tokens_in": 6,
         "thl/tokens_out": 8,
         "thl/aligned_fraction": 4 / 8,
@@ -82,7 +83,7 @@ def test_metrics_by_hand_and_reset_by_take(receiver: PeerReceiver) -> None:
         "thl/role_tokens": 0,
         "thl/seam_bytes": 0,
     }
-    assert receiver.take() == {"thl/refused": 0, "thl/text_bytes_changed": 0, "thl/text_bytes_lost": 0}
+    assert receiver.take() == NOTHING
 
 
 def test_log_probs_outside_exact_spans_by_hand(receiver: PeerReceiver) -> None:
@@ -106,6 +107,14 @@ def test_a_peers_text_is_refused_by_the_configured_limits(tokenizer: PolicyToken
     assert strict.take()["thl/refused"] == 1
     with pytest.raises(TranslationError, match="got lost_bytes=2 with max_lost_bytes=1"):
         translate(limited(max_lost_bytes=1), peer("aéb".encode(), 4))
+
+
+def test_refusing_most_of_what_comes_is_told_once(receiver: PeerReceiver, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        receiver.translate([peer(b"abcde", 5)] * 49)
+        receiver.take()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1 and "(too_long)" in told[0] and "max_tokens=5" in told[0]
 
 
 def test_a_share_of_the_own_samples_is_checked_for_tokens_of_another_encoding() -> None:

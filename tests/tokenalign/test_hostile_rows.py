@@ -15,8 +15,10 @@ from tokenalign import (
     Limits,
     Residual,
     RoleError,
+    TableError,
     TextError,
     Trace,
+    TranslationError,
     Translator,
 )
 from tokenalign.spelling import Spelled, Speller
@@ -81,7 +83,21 @@ def test_all_rows_refused_leaves_nothing() -> None:
     assert len(whole.errors) == len(whole) == 3
     assert not len(whole.ids)
     assert whole.residual == Residual()
+    assert whole.alignment is not None and whole.span_logprobs is not None and whole.mask is not None
+    assert (len(whole.alignment), len(whole.span_logprobs), len(whole.mask)) == (0, 0, 0)
     assert len(TRANSLATORS["char"].translate_batch([], max_tokens=9)) == 0
+
+
+def test_text_that_is_no_bytes_and_limits_that_are_none_are_refused() -> None:
+    with pytest.raises(AlignmentError, match=r"got str; use text\.encode"):
+        TRANSLATORS["char"].translate(dataclasses.replace(GOOD, text="hello"), max_tokens=9)  # type: ignore[arg-type]
+    with pytest.raises(TextError, match=r"got str; use text\.encode"):
+        Encoder(byte_bpe_tokenizer()).encode("hello")  # type: ignore[arg-type]
+    with pytest.raises(TableError, match="got str; open_tokenizer reads it"):
+        Encoder("gpt2")  # type: ignore[arg-type]
+    for limits in ({"max_lost_bytes": -1}, {"max_struct": 7}, {"max_changed_bytes": "x"}):
+        with pytest.raises(TranslationError, match="must be a number from 0"):
+            Limits(**limits)
 
 
 @pytest.mark.parametrize("text", [b" \xff", b"\xff ", b"a \xff \xffb", b"\xff  a"])

@@ -56,9 +56,7 @@ def test_the_residual_by_hand() -> None:
     )
     merged = TRANSLATORS["byte_bpe"].translate(letters, max_tokens=9)
     assert merged.mask is not None and merged.mask.tolist() == [False, False]
-    assert merged.residual == Residual(
-        n_tokens=1, n_exact=0, n_groups=1, merged=1, n_bytes=5, logprob=5, role_tokens=1, seam_bytes=5
-    )
+    assert merged.residual == Residual(n_tokens=1, n_exact=0, n_groups=1, merged=1, n_bytes=5, logprob=5, seam_bytes=5)
 
 
 def test_a_control_token_within_a_text_is_counted() -> None:

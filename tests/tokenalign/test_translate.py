@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
@@ -81,8 +80,7 @@ def test_to_itself_the_residual_is_zero(kind: str, text: str) -> None:
         all_exact = Residual(
             n_tokens=tokens, n_exact=tokens, n_groups=tokens, one_to_one=tokens, n_bytes=n_bytes, exact_bytes=n_bytes
         )
-        # A text without an end-of-sequence token that is finished (by a stop string) gets one that its source lacks.
-        assert got.residual == dataclasses.replace(all_exact, role_tokens=int(not eos))
+        assert got.residual == all_exact
         assert got.residual.struct == 0
 
 
@@ -99,7 +97,7 @@ def test_an_end_of_sequence_that_the_source_lacks_has_no_group_and_is_no_loss() 
     got = TRANSLATORS["char"].translate(Trace(text=b"ab", ends=[1, 2], finished=True, has_eos=False), max_tokens=9)
     assert got.alignment is not None
     assert got.alignment.group_b.tolist() == [0, 1, NO_GROUP]
-    assert (got.residual.n_tokens, got.residual.n_exact, got.residual.role_tokens) == (2, 2, 1)
+    assert (got.residual.n_tokens, got.residual.n_exact, got.residual.role_tokens) == (2, 2, 0)
 
 
 def test_empty_text() -> None:
