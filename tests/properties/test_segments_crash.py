@@ -193,7 +193,7 @@ def test_what_was_committed_survives_everything(deeds: list[tuple[object, ...]],
 
 
 @pytest.mark.soak
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2000, deadline=None)
 @given(st.lists(DEEDS, max_size=25), st.data())
 def test_what_was_committed_survives_everything_for_long(deeds: list[tuple[object, ...]], data: st.DataObject) -> None:
     live(deeds, lambda most: data.draw(st.integers(0, most)))
