@@ -208,6 +208,23 @@ def test_what_a_failed_sync_may_have_lost_is_taken_back() -> None:
     assert scanned(SegmentLog(files)) == [1, 3]
 
 
+def test_a_failed_sync_after_a_rewind_takes_back_only_what_came_since() -> None:
+    files = CrashFiles()
+    log = filled(files, [1])
+    (place,) = log.append([a_record(2, bytes(500))])
+    log.sync()
+    log.rewind(place)
+    log.append([a_record(3)])
+    files.failing_syncs = 1
+    with pytest.raises(StorageError, match="input/output"):
+        log.sync()
+    assert log.sizes[1] == place.offset
+    (again,) = log.append([a_record(4)])
+    log.sync()
+    assert again.offset == place.offset
+    assert scanned(SegmentLog(files)) == [1, 4]
+
+
 def test_a_segment_is_durable_before_the_next_begins() -> None:
     files = CrashFiles()
     log = SegmentLog(files, segment_bytes=10)
