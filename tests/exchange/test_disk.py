@@ -268,6 +268,7 @@ def test_ages_go_on_over_a_restart_and_never_below_zero(opened: Opened, wall_s: 
     assert clock() - record.stored_at == pytest.approx(age_s)
 
 
+@pytest.mark.slow
 def test_readers_and_the_committing_thread_do_not_disturb_each_other(opened: Opened) -> None:
     store = opened(DiskSettings(segment_bytes=4000, max_bytes=12_000, hard_bytes=12_000))
     done = threading.Event()
