@@ -227,6 +227,7 @@ class Hub:
             waiting_gathers=len(self._gathers),
             bad_frames=self._bad_frames,
             undeliverable=self._undeliverable,
+            records=self._store.stats(),
             requests=self._router.accounts.stats(),
             open_requests=len(self._router),
             late_replies=self._router.accounts.late_replies,

@@ -10,7 +10,7 @@ import msgspec
 
 from exchange.types import AgentName, Cursor, Kind, Version
 
-__all__ = ["AskerStats", "HubStats", "MemberState", "PairStats", "PairTally", "Tally", "WorkerStats"]
+__all__ = ["AskerStats", "HubStats", "MemberState", "PairStats", "PairTally", "RecordStats", "Tally", "WorkerStats"]
 
 MemberState = Literal["live", "suspect", "gone", "left"]
 
@@ -37,6 +37,15 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     delivered: dict[AgentName, dict[Kind, int]]
     delivered_bytes: int
     withheld: int
+
+
+class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One producer's records of one kind. accepted = stored + evicted (for room) + expired (for age), in a hub that keeps
+    them in memory alone; one with a disk adds what it recalled at its start, less what is not on disk yet."""
+
+    stored: int
+    evicted: int
+    expired: int
 
 
 class PairStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +75,7 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
 
     bad_frames: messages that could not be read. undeliverable: answers to peers that left or do not read.
-    requests: by asker. late_replies: came when their request was over.
+    records: by producer and kind; their sums are the totals. requests: by asker. late_replies: came when it was over.
     """
 
     run_id: str
@@ -80,6 +89,7 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     waiting_gathers: int
     bad_frames: int
     undeliverable: int
+    records: dict[AgentName, dict[Kind, RecordStats]] = {}
     requests: dict[AgentName, AskerStats] = {}
     open_requests: int = 0
     late_replies: int = 0

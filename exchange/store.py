@@ -7,11 +7,12 @@ prompt hold the same records in the same order; as only the oldest ever go, each
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from exchange.types import AgentName, Cursor, Kind, PromptId, Version
+from exchange.stats import RecordStats
+from exchange.types import START, AgentName, Cursor, Kind, PromptId, Version
 from exchange.wire import Encoded
 
 __all__ = ["MemoryStore", "Record"]
@@ -64,6 +65,16 @@ class _Line:
         return (self._cursors[index] for index in range(start, len(self._cursors)))
 
 
+@dataclass(slots=True)
+class _Share:
+    """What one producer's records of one kind came to. lost_to: cursor of the last that went."""
+
+    stored: int = 0
+    evicted: int = 0
+    expired: int = 0
+    lost_to: Cursor = START
+
+
 class MemoryStore:
     """Records within `memory_bytes`; the oldest go first. Counts what it let go."""
 
@@ -74,7 +85,7 @@ class MemoryStore:
         self._lines: dict[_Key, _Line] = {}
         self.stored_bytes = 0
         self.newest = self._before = Cursor(first_cursor - 1)
-        self._lost_to: dict[tuple[AgentName, Kind], Cursor] = {}
+        self._shares: defaultdict[tuple[AgentName, Kind], _Share] = defaultdict(_Share)
         self.evicted_to = Cursor(0)
         self.evicted = 0
         self.expired = 0
@@ -87,16 +98,17 @@ class MemoryStore:
         self.newest = record.cursor
         self._records[record.cursor] = record
         self.stored_bytes += record.cost_bytes
+        self._shares[record.agent, record.kind].stored += 1
         for key in _keys(record):
             self._lines.setdefault(key, _Line()).append(record.cursor)
         while self.stored_bytes > self._memory_bytes:
-            self._drop_oldest()
+            self._drop_oldest().evicted += 1
             self.evicted += 1
 
     def expire(self, now: float) -> None:
         """Let go what is older than the age limit."""
         while self._max_age_s is not None and self._records and now - self._oldest.stored_at > self._max_age_s:
-            self._drop_oldest()
+            self._drop_oldest().expired += 1
             self.expired += 1
 
     def select(self, kinds: Iterable[Kind], prompt_ids: Iterable[PromptId] | None, after: Cursor) -> Iterable[Record]:
@@ -110,20 +122,30 @@ class MemoryStore:
 
     def lost_to(self, wanted: Callable[[AgentName, Kind], bool]) -> Cursor:
         """Up to where records of the wanted producers and kinds may be missing: let go, or of an earlier hub."""
-        lost = (cursor for (agent, kind), cursor in self._lost_to.items() if wanted(agent, kind))
-        return max(lost, default=self._before)
+        lost = (share.lost_to for (agent, kind), share in self._shares.items() if wanted(agent, kind))
+        return max(self._before, *lost, START)
+
+    def stats(self) -> dict[AgentName, dict[Kind, RecordStats]]:
+        """What became of the records of each producer and kind."""
+        stats: defaultdict[AgentName, dict[Kind, RecordStats]] = defaultdict(dict)
+        for (agent, kind), share in self._shares.items():
+            stats[agent][kind] = RecordStats(stored=share.stored, evicted=share.evicted, expired=share.expired)
+        return dict(stats)
 
     @property
     def _oldest(self) -> Record:
         return next(iter(self._records.values()))
 
-    def _drop_oldest(self) -> None:
+    def _drop_oldest(self) -> _Share:
         _, record = self._records.popitem(last=False)
         self.stored_bytes -= record.cost_bytes
-        self.evicted_to = self._lost_to[record.agent, record.kind] = record.cursor
+        share = self._shares[record.agent, record.kind]
+        share.stored -= 1
+        self.evicted_to = share.lost_to = record.cursor
         for key in _keys(record):
             if self._lines[key].drop_first():
                 del self._lines[key]
+        return share
 
 
 def _keys(record: Record) -> list[_Key]:
