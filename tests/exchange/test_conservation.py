@@ -6,7 +6,7 @@ from collections import Counter
 
 import hypothesis.strategies as st
 from hub_answers import gather, hello, rows, two
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from exchange.messages import Bye
 from exchange.testing import a_rollout_group, a_success, rewards_of, step_prompts
@@ -20,7 +20,14 @@ OPERATIONS = st.tuples(
 )
 
 
+BUSY = [("rollouts", "alpha", 40), ("rewards", "beta", 0)] * 12
+AGED = [("successes", "alpha", 9), ("wait", "alpha", 40), ("rewards", "alpha", 0), ("wait", "alpha", 40)]
+
+
 @settings(max_examples=40, deadline=None)
+@example(script=BUSY)
+@example(script=AGED)
+@example(script=[*BUSY, *AGED, ("come back", "alpha", 0), *BUSY])
 @given(st.lists(OPERATIONS, max_size=60))
 def test_the_accounts_add_up_for_every_producer_and_kind(script: list[tuple[str, str, int]]) -> None:
     driver = two(memory_bytes=1 << 15, max_age_s=60.0)
