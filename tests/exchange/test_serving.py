@@ -259,6 +259,16 @@ async def test_leaving_while_peers_still_ask_is_quiet(caplog: pytest.LogCaptureF
         await client.request(CountRequest(word="x"), to="alpha", timeout_s=1.0)
 
 
+async def test_a_request_behind_the_hubs_farewell_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    hub = PlayedHub()
+    async with joined(hub):
+        hub.answer(Closing())
+        hub.answer(deliver(1))
+        assert (await hub.hears()).message == Bye()
+        await asyncio.sleep(0)
+    assert caplog.records == []
+
+
 async def test_a_worker_tells_what_it_has_read_before_its_credit_is_used_up() -> None:
     hub, handler = PlayedHub(), Handler()
     handler.go.set()

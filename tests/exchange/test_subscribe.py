@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import hypothesis.strategies as st
 import pytest
-from hub_answers import gather, refusal, rows, two
+from hub_answers import gather, hello, refusal, rows, two
 from hypothesis import given, settings
 
 import exchange
@@ -112,6 +112,13 @@ def test_a_cancelled_gather_waits_no_longer() -> None:
     assert driver.hub.stats().waiting_gathers == 1, "neither of another worker nor of another request"
     assert driver.say("beta", Cancel(request=3)) == []
     assert driver.hub.stats().waiting_gathers == 0 and driver.hub.next_deadline() is None
+
+
+def test_a_worker_that_says_hello_again_has_no_gather_waiting_from_before() -> None:
+    driver = two()
+    driver.say("beta", gather(min_count=1, deadline_s=10.0))
+    driver.ask("beta", hello("beta"))
+    assert driver.hub.stats().waiting_gathers == 0, "its process may be a new one, which counts its requests anew"
 
 
 @settings(max_examples=20, deadline=None)
