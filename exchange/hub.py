@@ -144,16 +144,14 @@ class Hub:
         self._store.expire(now)
         return self._gathers.due(now) + self._router.due(now)
 
-    def recall(self, records: Iterable[Record]) -> None:
+    def recall(self, records: Iterable[Record], *, missing_to: Cursor) -> None:
         """Take records of an earlier hub of the run back into memory, in the order of their cursors.
 
-        Their producers must be among the `known`.
+        Their producers must be among the `known`. missing_to: up to here records are not among them.
         """
-        newest = self._store.newest
-        for record in records:
-            self._store.append(record)
+        self._store.recall(records, missing_to=missing_to)
+        for record in self._store:
             self._members[record.agent].raise_newest(record.version)
-        self._store.newest = newest
 
     def committed(self) -> list[Outgoing]:
         """The group that was taken from `commits` is on disk: readers get it, and who waited for that is answered."""

@@ -84,7 +84,10 @@ def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
         return Hub(config, first_cursor=by_clock)
     first_cursor = max(by_clock, Cursor(store.newest + 1))
     hub = Hub(config, first_cursor=first_cursor, durable=True, known=store.incarnations)
-    hub.recall(record for found in _latest(store, config.memory_bytes) if (record := store.load(found)) is not None)
+    latest = _latest(store, config.memory_bytes)
+    complete = len(latest) == store.stats().records
+    missing_to = store.dropped_to if complete or not latest else Cursor(latest[0].cursor - 1)
+    hub.recall((record for found in latest if (record := store.load(found)) is not None), missing_to=missing_to)
     return hub
 
 

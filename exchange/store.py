@@ -120,6 +120,17 @@ class MemoryStore:
         found = {cursor for line in lines for cursor in line.behind(after)}
         return map(self._records.__getitem__, sorted(found))
 
+    def __iter__(self) -> Iterator[Record]:
+        return iter(tuple(self._records.values()))
+
+    def recall(self, records: Iterable[Record], *, missing_to: Cursor) -> None:
+        """Take back records of an earlier hub, in the order of their cursors, all below the first of this one; up to
+        missing_to some are not among them."""
+        newest = self.newest
+        for record in records:
+            self.append(record)
+        self.newest, self._before = newest, missing_to
+
     def lost_to(self, wanted: Callable[[AgentName, Kind], bool]) -> Cursor:
         """Up to where records of the wanted producers and kinds may be missing: let go, or of an earlier hub."""
         lost = (share.lost_to for (agent, kind), share in self._shares.items() if wanted(agent, kind))

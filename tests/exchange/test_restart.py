@@ -54,6 +54,31 @@ async def test_what_was_durable_is_there_again_and_a_reader_goes_on_where_it_was
         assert (await steps_behind(endpoint, cursor))[0] == [4]
 
 
+async def test_a_subscriber_goes_on_over_a_restart_and_is_told_of_what_memory_has_not(tmp_path: Path) -> None:
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        receipts = [await alpha.publish(a_rollout_group("alpha", step, "p", tokens=256), ack="durable") for step in range(20)]
+    first = receipts[0].cursor
+    for memory_bytes, told in ((256 << 20, False), (150_000, True)):
+        async with (
+            serving(tmp_path, memory_bytes=memory_bytes) as endpoint,
+            exchange.connect(endpoint, name=f"reader{memory_bytes}", run_id="r") as reader,
+            asyncio.timeout(20),
+        ):
+            subscription = reader.subscribe(kinds={"rollouts"}, after=first)
+            gaps, steps = 0, []
+            while 19 not in steps:
+                try:
+                    async for row in subscription:
+                        steps.append(row.experience.step)
+                        if row.experience.step == 19:
+                            break
+                except exchange.GapError:
+                    gaps += 1
+            assert gaps == told
+            assert steps == list(range(20 - len(steps), 20))
+            assert (len(steps) == 19) != told
+
+
 async def test_records_that_were_only_accepted_are_kept_by_a_hub_that_ends_in_order(tmp_path: Path) -> None:
     async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
         await alpha.publish(rewards_of("alpha", 7, "p"))
