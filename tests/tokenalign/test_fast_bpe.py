@@ -200,7 +200,7 @@ def test_an_interrupt_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
         ENCODERS["gpt2"][0].encode(b"hello")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("unit", [" ", "a", "\n", "\U0001f600"])
 def test_a_million_of_one_character(unit: str) -> None:
     fast, slow = ENCODERS["gpt2"]
@@ -208,7 +208,7 @@ def test_a_million_of_one_character(unit: str) -> None:
     assert fast.encode(text).tolist() == slow.encode(text).tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_both_engines_class_every_character_alike() -> None:
     """Their Unicode tables may be of different age."""
     classes = [r"\p{Lu}+", r"\p{Ll}+", r"\p{Lt}+", r"\p{Lm}+", r"\p{Lo}+", r"\p{M}+", r"\p{N}+", r"\p{P}+", r"\p{S}+", r"\s+"]
