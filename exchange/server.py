@@ -58,8 +58,7 @@ async def serve(
             await service.flush()
             await _part(channel, service)
         finally:
-            service.close()
-            await service.flush()
+            await service.finish()
             channel.close()
         return hub.stats()
 

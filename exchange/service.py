@@ -84,6 +84,11 @@ class HubService:
             if self._committing is not None:
                 await asyncio.wait((self._committing,))
                 await asyncio.sleep(0)
+
+    async def finish(self) -> None:
+        """Take leave of the workers and the disk; nothing is received any more."""
+        self.close()
+        await self.flush()
         if self._disk is not None:
             self._disk.shutdown()
 

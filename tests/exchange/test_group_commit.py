@@ -113,3 +113,13 @@ async def test_a_failing_disk_is_told_and_recovers(failure: Exception) -> None:
 async def test_flush_of_nothing_returns() -> None:
     async with asyncio.timeout(5):
         await Wired(SlowLog()).service.flush()
+
+
+async def test_what_comes_during_the_farewell_is_still_committed() -> None:
+    log = SlowLog()
+    wired = Wired(log)
+    wired.publish()
+    await wired.service.flush()
+    wired.publish(durable=False)
+    await wired.service.finish()
+    assert log.groups == [[1], [2]]
