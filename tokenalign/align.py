@@ -55,9 +55,7 @@ class Alignment:
     @cached_property
     def overlaps(self) -> Overlaps:
         """Every pair of a source and a receiver token that share bytes; made when first asked for."""
-        a, b = _Side.checked("a", self.ends_a, self.cu_a, self.eos_a), _Side.checked("b", self.ends_b, self.cu_b, self.eos_b)
-        starts, stops = _layout(a, b)
-        return Overlaps.of(a.at(starts), b.at(starts), stops=stops, covered=starts + np.minimum(a.spans, b.spans))
+        return self._overlaps_of(slice(None), slice(None))
 
     @cached_property
     def twins(self) -> tuple[Ints, Ints]:
@@ -74,11 +72,14 @@ class Alignment:
         exact_b, exact_a = self.exact_b, np.zeros(len(self.ends_a), np.bool_)
         exact_a[self.twins[1]] = True
         kept_a, kept_b = _without_runs(exact_a), _without_runs(exact_b)
+        return self._overlaps_of(kept_a, kept_b).of_receivers(~exact_b[kept_b], kept_a, kept_b)
+
+    def _overlaps_of(self, kept_a: Ints | slice, kept_b: Ints | slice) -> Overlaps:
+        """The overlaps of some tokens of each side, numbered among these."""
         a, b = _Side.checked("a", self.ends_a, self.cu_a, self.eos_a), _Side.checked("b", self.ends_b, self.cu_b, self.eos_b)
         starts, stops = _layout(a, b)
         covered = starts + np.minimum(a.spans, b.spans)
-        steps = Overlaps.of(a.at(starts)[kept_a], b.at(starts)[kept_b], stops=stops, covered=covered)
-        return steps.of_receivers(~exact_b[kept_b], kept_a, kept_b)
+        return Overlaps.of(a.at(starts)[kept_a], b.at(starts)[kept_b], stops=stops, covered=covered)
 
     def __getitem__(self, text: int) -> Alignment:
         """The alignment of one text, its groups counted from 0."""

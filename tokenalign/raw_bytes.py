@@ -47,8 +47,10 @@ def encode_bytes(encoder: Encoder, text: bytes) -> list[Piece]:
     byte. Raises TextError as the encoder does, and where the receiver has no token for such a byte, with its offset."""
     pieces: list[Piece] = []
     offset = 0
-    for content, is_text in _pieces(text):
-        ids = encoder.encode(content) if is_text else _as_byte_tokens(encoder.table, content, offset, len(text))
+    contents = _pieces(text)
+    byte_ids = None if all(is_text for _, is_text in contents) else _byte_ids(encoder.table)
+    for content, is_text in contents:
+        ids = encoder.encode(content) if byte_ids is None or is_text else _as_byte_tokens(byte_ids, content, offset, len(text))
         pieces.append(Piece(content, ids, is_text))
         offset += len(content)
     return pieces
@@ -138,12 +140,17 @@ def _begins_a_character(tail: bytes) -> bool:
     return False
 
 
-def _as_byte_tokens(table: TokenTable, content: bytes, offset: int, length: int) -> npt.NDArray[np.int32]:
-    """The token of each byte, a byte piece before a normal one."""
+def _byte_ids(table: TokenTable) -> npt.NDArray[np.int32]:
+    """The token of each byte value [256], a byte piece before a normal one, -1 where there is none."""
     byte_ids = np.full(256, -1, np.int32)
     for kind in (TokenKind.TEXT, TokenKind.BYTE):
         single = np.flatnonzero((table.widths == 1) & (table.kinds == kind))[::-1]
         byte_ids[table.blob[table.offsets[single]]] = single
+    return byte_ids
+
+
+def _as_byte_tokens(byte_ids: npt.NDArray[np.int32], content: bytes, offset: int, length: int) -> npt.NDArray[np.int32]:
+    """The token of each byte."""
     values = np.frombuffer(content, np.uint8)
     ids = byte_ids[values]
     if (ids < 0).any():

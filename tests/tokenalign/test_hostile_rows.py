@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tokenalign import (
     Trace,
     TranslationError,
     Translator,
+    raw_bytes,
 )
 from tokenalign.spelling import Spelled, Speller
 from tokenalign.testing import EOS_ID, TOY_TOKENIZERS, byte_bpe_tokenizer
@@ -133,3 +135,11 @@ def test_a_text_on_which_the_library_gives_up_costs_the_others_nothing(monkeypat
     whole = translator.translate_batch(rows, max_tokens=9)
     assert {text: str(error) for text, error in whole.errors.items()} == {1: "the tokenizer gives no offsets"}
     assert [len(whole[text].ids) > 0 for text in (0, 2)] == [True, True]
+
+
+def test_the_table_is_searched_once_for_all_stray_bytes_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = Mock(wraps=raw_bytes._byte_ids)
+    monkeypatch.setattr(raw_bytes, "_byte_ids", searched)
+    text = b"a\xff" * 50
+    got = TRANSLATORS["byte_bpe"].translate(Trace(text=text, ends=[100], finished=False, has_eos=False), max_tokens=200)
+    assert (len(got.ids), searched.call_count) == (100, 1)
