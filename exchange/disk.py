@@ -1,8 +1,9 @@
 """Records on disk: a log of segments, an index over it, and what a hub that starts again needs to know.
 
-A group is written to the last segment and synced, then the index commits it; only then has `commit` returned. At the start
-the tail that the index does not know is indexed from the segments, and an index that is missing or damaged is made anew
-from all of them (cursors of named consumers are then forgotten: they read again from the beginning).
+A group is written to the last segment and synced, then the index commits it, unsynced unless it tells of consumers; only
+then has `commit` returned. At the start the tail that the index does not know is indexed from the segments, and an index
+that is missing or damaged is made anew from all of them (cursors of named consumers are then forgotten: they read again
+from the beginning).
 """
 
 from __future__ import annotations
@@ -126,6 +127,19 @@ class DiskStore:
     ) -> list[IndexedRecord]:
         """At most `limit` records of these kinds (and on these prompts) behind `after`, in cursor order, each once."""
         return self._index.select(kinds, prompt_ids, after, limit)
+
+    def latest(self, nbytes: int) -> list[IndexedRecord]:
+        """The newest records that take at most so many bytes together, oldest first."""
+        latest: list[IndexedRecord] = []
+        total, before = 0, Cursor(self.newest + 1)
+        while chunk := self._index.latest(before, INDEXED_AT_ONCE):
+            for found in chunk:
+                total += found.place.nbytes
+                if total > nbytes:
+                    return latest[::-1]
+                latest.append(found)
+            before = chunk[-1].cursor
+        return latest[::-1]
 
     def load(self, found: IndexedRecord) -> Record | None:
         """The record itself, or None when retention has removed it since. Raises StorageError when it is damaged."""

@@ -183,9 +183,13 @@ def claim_run(files: Files, run_id: str) -> None:
 def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
     left = list(buffers)
     while left:
-        count = os.writev(fd, left)
-        while left and count >= memoryview(left[0]).nbytes:
-            count -= memoryview(left.pop(0)).nbytes
+        count, whole = os.writev(fd, left), 0
+        for buffer in left:
+            nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
+            if nbytes > count:
+                break
+            count, whole = count - nbytes, whole + 1
+        del left[:whole]
         if count:
             left[0] = memoryview(left[0])[count:]
 

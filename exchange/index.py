@@ -1,19 +1,21 @@
 """The index over the segments: which records there are and where, who published what, and how far consumers are.
 
 SQLite in WAL mode. A commit is one transaction and comes after the segments' own sync, so the index never knows a record
-that the segments have not; what they have behind it is indexed at the next start.
+that the segments have not. It is not synced itself: what a power cut takes from the log's end is indexed anew at the next
+start, as the segments have it. What stands here alone (consumers' cursors, what retention took) is synced.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+
+import msgspec
 
 from exchange.errors import CorruptIndexError, StorageError
 from exchange.index_rows import Change, ConsumerCursor, IndexedRecord, IndexState, SegmentFacts
@@ -27,8 +29,10 @@ SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 5.0
 JOURNAL_LIMIT_BYTES = 64 << 20
 MAX_INTEGER = (1 << 63) - 1
-# Well below the number of parameters that any build of SQLite takes.
-PROMPTS_AT_ONCE = 500
+# Below the number of parameters that any build of SQLite takes.
+PARAMETERS_AT_ONCE = 900
+# About 16 MiB: a page that changes with every group is written to the database once for many of them.
+CHECKPOINT_PAGES = 4096
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _SCHEMA = f"""
@@ -53,6 +57,7 @@ _BY_KIND = f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND cursor > ? ORDER 
 _BY_PROMPT = f"""SELECT {_COLUMNS} FROM records WHERE cursor IN (
     SELECT DISTINCT cursor FROM prompts WHERE prompt_id IN ({{prompts}}) AND kind IN ({{kinds}}) AND cursor > ?
     ORDER BY cursor LIMIT ?) ORDER BY cursor"""
+_LATEST = f"SELECT {_COLUMNS} FROM records WHERE cursor < ? ORDER BY cursor DESC LIMIT ?"
 _FACTS = """SELECT segment, min(cursor), max(cursor), count(*), max(stored_at_ns), max(offset + nbytes)
     FROM records GROUP BY segment ORDER BY segment"""
 
@@ -67,6 +72,7 @@ class Index:
         self._path = path
         # A connection that is closed while another thread is in it takes the process down.
         self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._durable = True
         with self._told():
             self._writer = self._connect()
             try:
@@ -88,7 +94,7 @@ class Index:
             dropped_to=Cursor(counts.get("dropped_to", 0)),
             dropped_segment=counts.get("dropped_segment", 0),
             incarnations={
-                agent: Incarnation(peer=peer, epoch=epoch, mark=mark, above=frozenset(json.loads(above)))
+                agent: Incarnation(peer=peer, epoch=epoch, mark=mark, above=frozenset(msgspec.json.decode(above)))
                 for agent, epoch, peer, mark, above in incarnations
             },
             consumers={name: ConsumerCursor(cursor=cursor, told_at_ns=at_ns) for name, cursor, at_ns in consumers},
@@ -101,22 +107,24 @@ class Index:
 
     def commit(self, change: Change) -> None:
         """Store one change, all of it or nothing."""
-        with self._transaction() as db:
-            if change.records:
-                marks = _marks(len(_COLUMNS.split(", ")))
-                db.executemany(f"INSERT INTO records({_COLUMNS}) VALUES ({marks})", map(_values, change.records))
-                prompts = ((prompt, each.kind, each.cursor) for each in change.records for prompt in set(each.prompt_ids))
-                db.executemany("INSERT INTO prompts VALUES (?, ?, ?)", prompts)
-                _raise_state(db, "newest", change.records[-1].cursor)
-            for agent, known in change.incarnations.items():
-                values = (agent, _fit(known.epoch), known.peer, _fit(known.mark), json.dumps(sorted(known.above)))
-                db.execute("INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?, ?, ?)", values)
-            for name, told in change.consumers.items():
-                db.execute("INSERT OR REPLACE INTO consumers VALUES (?, ?, ?)", (name, told.cursor, told.told_at_ns))
+        records = change.records
+        prompts = [(prompt, each.kind, each.cursor) for each in records for prompt in dict.fromkeys(each.prompt_ids)]
+        incarnations = [
+            (agent, _fit(known.epoch), known.peer, _fit(known.mark), msgspec.json.encode(sorted(known.above)).decode())
+            for agent, known in change.incarnations.items()
+        ]
+        consumers = [(name, told.cursor, told.told_at_ns) for name, told in change.consumers.items()]
+        with self._transaction(durable=bool(consumers)) as db:
+            _insert(db, f"INSERT INTO records({_COLUMNS})", list(map(_values, records)))
+            _insert(db, "INSERT INTO prompts", prompts)
+            _insert(db, "INSERT OR REPLACE INTO incarnations", incarnations)
+            _insert(db, "INSERT OR REPLACE INTO consumers", consumers)
+            if records:
+                _raise_state(db, "newest", records[-1].cursor)
 
     def forget(self, segment: int, to: Cursor) -> None:
         """Leave out every record up to cursor `to`: retention is about to remove this segment and has removed all before."""
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             db.execute("DELETE FROM prompts WHERE cursor <= ?", (to,))
             db.execute("DELETE FROM records WHERE cursor <= ?", (to,))
             _raise_state(db, "dropped_to", to)
@@ -124,7 +132,7 @@ class Index:
 
     def forget_behind(self, segment: int, end: int) -> int:
         """Leave out records of a segment that end behind its first `end` bytes, as they are lost; the number of them."""
-        with self._transaction() as db:
+        with self._transaction(durable=True) as db:
             lost = "SELECT cursor FROM records WHERE segment = ? AND offset + nbytes > ?"
             db.execute(f"DELETE FROM prompts WHERE cursor IN ({lost})", (segment, end))
             return db.execute(f"DELETE FROM records WHERE cursor IN ({lost})", (segment, end)).rowcount
@@ -141,18 +149,29 @@ class Index:
         else:
             prompts = sorted(set(prompt_ids))
             queries = []
-            for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-                some = prompts[start : start + PROMPTS_AT_ONCE]
+            at_once = PARAMETERS_AT_ONCE - len(wanted)
+            for start in range(0, len(prompts), at_once):
+                some = prompts[start : start + at_once]
                 sql = _BY_PROMPT.format(prompts=_marks(len(some)), kinds=_marks(len(wanted)))
                 queries.append((sql, (*some, *wanted, after, limit)))
         with self._told(), self._reading:
             found = [self._reader.execute(sql, asked).fetchall() for sql, asked in queries]
         return [_record(values) for values in islice(dict.fromkeys(heapq.merge(*found)), limit)]
 
+    def latest(self, before: Cursor, limit: int) -> list[IndexedRecord]:
+        """At most `limit` records below `before`, of any kind, the newest first."""
+        with self._told(), self._reading:
+            found = self._reader.execute(_LATEST, (_fit(before), limit)).fetchall()
+        return list(map(_record, found))
+
     def checkpoint(self) -> bool:
-        """Move the write-ahead log into the database and empty it; False when a reader was in the way."""
+        """Move the write-ahead log into the database and empty it; False, at once, when a reader was in the way."""
         with self._told(), self._writing:
-            busy, _, _ = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._writer.execute("PRAGMA busy_timeout = 0")
+            try:
+                busy, _, _ = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._writer.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_TIMEOUT_S)}")
         return not busy
 
     def sizes(self) -> tuple[int, int]:
@@ -168,7 +187,10 @@ class Index:
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", f"journal_size_limit = {JOURNAL_LIMIT_BYTES}"):
+        for pragma in (
+            *("journal_mode = WAL", "synchronous = FULL"),
+            *(f"journal_size_limit = {JOURNAL_LIMIT_BYTES}", f"wal_autocheckpoint = {CHECKPOINT_PAGES}"),
+        ):
             db.execute(f"PRAGMA {pragma}")
         return db
 
@@ -187,8 +209,12 @@ class Index:
             self._writer.executescript(_SCHEMA)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        """durable: sync it, and with it all before."""
         with self._told(), self._writing:
+            if durable != self._durable:
+                self._writer.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._durable = durable
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -229,9 +255,20 @@ def _marks(count: int) -> str:
     return ", ".join("?" * count)
 
 
+def _insert(db: sqlite3.Connection, into: str, rows: Sequence[Sequence[object]]) -> None:
+    """Add rows by few statements: with each the thread lets go of Python's lock, and gets it back as late as others like."""
+    if not rows:
+        return
+    at_once = PARAMETERS_AT_ONCE // len(rows[0])
+    row = f"({_marks(len(rows[0]))})"
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
+        db.execute(f"{into} VALUES {', '.join([row] * len(some))}", tuple(chain.from_iterable(some)))
+
+
 def _fit(number: int) -> int:
     """A number that a worker chose freely, as SQLite can hold it."""
-    return min(number, MAX_INTEGER)
+    return number if number < MAX_INTEGER else MAX_INTEGER
 
 
 def _raise_state(db: sqlite3.Connection, name: str, value: int) -> None:
@@ -240,10 +277,12 @@ def _raise_state(db: sqlite3.Connection, name: str, value: int) -> None:
 
 
 def _values(record: IndexedRecord) -> tuple[int | str, ...]:
-    step, epoch, version = map(_fit, (record.step, record.version.epoch, record.version.step))
-    at_ns, prompt_ids, place = record.stored_at_ns, json.dumps(record.prompt_ids), record.place
-    what = (record.cursor, record.kind, record.agent, step, epoch, version, at_ns, prompt_ids)
-    return (*what, place.segment, place.offset, place.nbytes)
+    version, place = record.version, record.place
+    return (
+        *(record.cursor, record.kind, record.agent, _fit(record.step), _fit(version.epoch), _fit(version.step)),
+        *(record.stored_at_ns, msgspec.json.encode(record.prompt_ids).decode()),
+        *(place.segment, place.offset, place.nbytes),
+    )
 
 
 def _record(values: tuple[int, Kind, AgentName, int, int, int, int, str, int, int, int]) -> IndexedRecord:
@@ -255,6 +294,6 @@ def _record(values: tuple[int, Kind, AgentName, int, int, int, int, str, int, in
         step=step,
         version=Version(epoch, version),
         stored_at_ns=stored_at_ns,
-        prompt_ids=tuple(map(PromptId, json.loads(prompt_ids))),
+        prompt_ids=tuple(map(PromptId, msgspec.json.decode(prompt_ids))),
         place=Place(*place),
     )

@@ -107,6 +107,8 @@ def saw(known: Incarnation | None, meta: RecordMeta, *, reach: int) -> Incarnati
         known = Incarnation(peer=meta.peer, epoch=epoch, mark=0)
     elif epoch < known.epoch:
         return known
+    if not known.above and meta.seq == known.mark + 1:
+        return Incarnation(peer=known.peer, epoch=epoch, mark=meta.seq)
     above = {*known.above, meta.seq}
     mark = max(known.mark, max(above) - reach)
     while mark + 1 in above:

@@ -51,18 +51,23 @@ class SegmentRecord:
     frames: Sequence[Buffer]
 
 
-def encode_stored(record: SegmentRecord) -> list[Buffer]:
-    """Buffers of one record; frames are not copied."""
-    lengths = [memoryview(frame).nbytes for frame in record.frames]
-    inner = struct.pack(f"<{len(lengths)}Q", *lengths) + record.meta + record.body
-    inner += bytes(padding(_HEADER.size + len(inner)))
-    sizes = (len(lengths), len(record.meta), len(record.body), stored_bytes(record), record.cursor)
+def encode_stored(record: SegmentRecord) -> tuple[list[Buffer], int]:
+    """Buffers of one record, and their bytes together; frames are not copied."""
+    lengths = [len(frame) if isinstance(frame, bytes) else frame.nbytes for frame in record.frames]
+    count, meta_bytes, body_bytes = len(lengths), len(record.meta), len(record.body)
+    inner = b"".join((struct.pack(f"<{count}Q", *lengths), record.meta, record.body))
+    gap = padding(_HEADER.size + len(inner))
+    nbytes = _HEADER.size + len(inner) + gap
     tail: list[Buffer] = []
     for frame, length in zip(record.frames, lengths, strict=True):
-        tail += [frame, bytes(padding(length))] if padding(length) else [frame]
-    checked = _HEADER.pack(MAGIC, FORMAT, _KIND, 0, *sizes)[_CHECKED_FROM:] + inner
-    checksum = _checksum(_KIND, [checked, *tail])
-    return [_HEADER.pack(MAGIC, FORMAT, _KIND, checksum, *sizes) + inner, *tail]
+        tail.append(frame)
+        if more := padding(length):
+            tail.append(bytes(more))
+        nbytes += length + more
+    checked = _HEADER.pack(MAGIC, FORMAT, _KIND, 0, count, meta_bytes, body_bytes, nbytes, record.cursor)[_CHECKED_FROM:]
+    checksum = _checksum(_KIND, [checked + inner + bytes(gap), *tail])
+    head = _HEADER.pack(MAGIC, FORMAT, _KIND, checksum, count, meta_bytes, body_bytes, nbytes, record.cursor)
+    return [head + inner + bytes(gap), *tail], nbytes
 
 
 def stored_bytes(record: SegmentRecord) -> int:

@@ -76,12 +76,12 @@ class SegmentLog:
         segment, offset = self.last, self.sizes[self.last]
         self._mend()
         self._torn = True
-        self._files.append(_name(segment), [part for parts in encoded for part in parts])
+        self._files.append(_name(segment), [part for parts, _ in encoded for part in parts])
         self._torn = False
         places = []
-        for record in records:
-            places.append(Place(segment, offset, stored_bytes(record)))
-            offset = places[-1].end
+        for _, nbytes in encoded:
+            places.append(Place(segment, offset, nbytes))
+            offset += nbytes
         self.sizes[segment] = offset
         return places
 

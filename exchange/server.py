@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import get_args
 
 from exchange.config import HubConfig
-from exchange.disk import INDEXED_AT_ONCE, DiskStore
+from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
 from exchange.endpoints import check_endpoint, claim
 from exchange.hub import Hub
-from exchange.index_rows import IndexedRecord
 from exchange.service import HubService
 from exchange.sockets import Channel, bind_channel
 from exchange.stats import HubStats
-from exchange.types import Cursor, Kind
+from exchange.types import Cursor
 
 __all__ = ["serve"]
 
@@ -83,25 +80,11 @@ def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
         return Hub(config, first_cursor=by_clock)
     first_cursor = max(by_clock, Cursor(store.newest + 1))
     hub = Hub(config, first_cursor=first_cursor, durable=True, known=store.incarnations)
-    latest = _latest(store, config.memory_bytes)
+    latest = store.latest(config.memory_bytes)
     complete = len(latest) == store.stats().records
     missing_to = store.dropped_to if complete or not latest else Cursor(latest[0].cursor - 1)
     hub.recall((record for found in latest if (record := store.load(found)) is not None), missing_to=missing_to)
     return hub
-
-
-def _latest(store: DiskStore, nbytes: int) -> Sequence[IndexedRecord]:
-    """The newest records of a store that take so many bytes together, oldest first."""
-    latest: deque[IndexedRecord] = deque()
-    total, after = 0, Cursor(0)
-    while chunk := store.select(get_args(Kind), None, after, INDEXED_AT_ONCE):
-        after = chunk[-1].cursor
-        for found in chunk:
-            latest.append(found)
-            total += found.place.nbytes
-            while total > nbytes:
-                total -= latest.popleft().place.nbytes
-    return tuple(latest)
 
 
 async def _read_until(stop: asyncio.Event, channel: Channel, service: HubService) -> None:

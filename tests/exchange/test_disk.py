@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
+from exchange import disk
 from exchange.commits import Publication
 from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
@@ -33,10 +38,10 @@ Opened = Callable[..., DiskStore]
 def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Opened:
     """Opens the store in one directory; closed at the end, or by the test."""
 
-    def open_store(settings: DiskSettings | None = None, *, run_id: str = "r", clock: FakeClock | None = None) -> DiskStore:
+    def open_store(limits: DiskSettings | None = None, *, run_id: str = "r", clock: FakeClock | None = None) -> DiskStore:
         clock = clock or FakeClock()
         store = DiskStore.open(
-            tmp_path / "disk", run_id=run_id, settings=settings, clock=clock, wall_ns=lambda: int(clock.now * 1e9)
+            tmp_path / "disk", run_id=run_id, settings=limits, clock=clock, wall_ns=lambda: int(clock.now * 1e9)
         )
         request.addfinalizer(store.close)
         return store
@@ -133,6 +138,57 @@ def test_an_index_is_made_anew_from_the_segments(opened: Opened, tmp_path: Path,
     stats = again.stats()
     assert stats.reindexed == (1 if harm == "behind" else 3)
     assert stats.damaged_index == (path.with_name("index.sqlite3.damaged-1") if harm == "damaged" else None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_power_cut_takes_the_end_of_the_indexs_log_and_nothing_else(data: st.DataObject) -> None:
+    """Records and the numbers that workers used come back from the segments, consumers' cursors as they were told."""
+    with tempfile.TemporaryDirectory() as folder:
+        live, cut = Path(folder) / "live", Path(folder) / "cut"
+        store = DiskStore.open(live, run_id="r", settings=SMALL)
+        wal = live / "index.sqlite3-wal"
+        cursor, synced, told = 0, wal.stat().st_size, {}
+        for count, tells in data.draw(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=6)):
+            group = [a_publication(cursor + i, seq=2 * (cursor + i)) for i in range(1, count + 1)]
+            cursor += count
+            store.commit(group, {"judge": Cursor(cursor)} if tells else None)
+            if tells:
+                synced, told = wal.stat().st_size, {"judge": Cursor(cursor)}
+        shutil.copytree(live, cut)
+        os.truncate(cut / wal.name, data.draw(st.integers(synced, wal.stat().st_size)))
+        again = DiskStore.open(cut, run_id="r", settings=SMALL)
+        assert (cursors(again), again.newest) == (list(range(1, cursor + 1)), cursor)
+        assert again.incarnations == store.incarnations
+        assert {name: known.cursor for name, known in again.consumers.items()} == told
+        assert again.stats().lost == 0
+        again.commit([a_publication(cursor + 1)])
+        again.close()
+        store.close()
+
+
+def test_what_stands_in_the_index_alone_is_synced(opened: Opened) -> None:
+    store = opened(SMALL)
+    modes = []
+    store._index._writer.set_trace_callback(
+        lambda sql: modes.append(store._index._durable) if sql == "COMMIT" else None  # who syncs is said before BEGIN
+    )
+    one_each(store, 2)
+    store.commit([], {"judge": Cursor(1)})
+    one_each(store, 1)
+    store._drop(1, store._facts[1], forced=False)
+    assert modes == [False, False, True, False, True]
+    ((mode,),) = store._index._writer.execute("PRAGMA synchronous").fetchall()
+    assert mode == 2
+
+
+def test_the_newest_records_are_found_from_the_end(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "INDEXED_AT_ONCE", 2)
+    store = opened()
+    store.commit([a_publication(cursor) for cursor in range(1, 8)])
+    one = store.stats().nbytes // 7
+    for count in (0, 1, 2, 3, 6, 7, 9):
+        assert [found.cursor for found in store.latest(count * one)] == list(range(8 - min(count, 7), 8))
 
 
 def test_records_that_no_segment_has_any_more_are_counted_and_their_cursors_not_reused(opened: Opened, tmp_path: Path) -> None:
