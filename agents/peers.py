@@ -17,7 +17,7 @@ from agents.hits import HitCounter
 from agents.sharing.rule import PeerExperience, SharingRule
 from agents.types import Prompt
 from exchange.client import Client, Row
-from exchange.types import START, AgentName, Cursor, PromptExperience, PromptId, StepPrompts, Version
+from exchange.types import START, AgentName, Cursor, PromptId, StepPrompts, Version
 
 MAX_ANNOUNCEMENTS = 256
 """Closed steps remembered per teacher, to be followed; an agent further behind takes newer ones anyway."""
@@ -97,7 +97,7 @@ class PeerFeed:
         lags = []
         for row in rows:
             lag = self._lag(row.experience.agent, row.experience.version)
-            if isinstance(row.experience, PromptExperience) and self._within_lag(lag):
+            if isinstance(row.experience, PeerExperience) and self._within_lag(lag):
                 experience[row.experience.prompt_id].append(row.experience)
                 lags.append(lag)
         metrics = {"peer/rows": float(len(lags))}

@@ -1,11 +1,12 @@
 """Typed experience on a message bus: publish it, gather what peers published, ask them, know who is how far.
 
-    async with exchange.connect("ipc:///…/hub", name="alpha", run_id="r1") as ex:
+    async with exchange.connect("ipc:///…/hub", name="alpha", run_id="r1", types=[Critique]) as ex:
         await ex.publish(experience)
         got = await ex.gather(kinds={"successes"}, prompt_ids=ids, after=cursor)
         scored = await ex.request(ScoreRequest(...), to="beta", timeout_s=30.0)
 
-`serve` runs the hub of a run, `memory` one inside this process with the same client.
+`types` are kinds of experience of one's own (exchange/kinds.py), beside the four that come with the package. `serve` runs the
+hub of a run, `memory` one inside this process with the same client.
 """
 
 from exchange.client import Client
@@ -15,33 +16,60 @@ from exchange.endpoints import private_ipc_dir
 from exchange.errors import ExchangeError, GapError, HubLostError, RefusedError, RequestFailedError
 from exchange.memory import MemoryHub, memory
 from exchange.requests import PeerReply, PeerRequest, SampleReply, SampleRequest, ScoreReply, ScoreRequest
-from exchange.rows import Gathered, Receipt, Row
+from exchange.rows import Gathered, RawRow, Receipt, Row
 from exchange.server import serve
 from exchange.stats import HubStats
 from exchange.subscription import Subscription
-from exchange.types import Cursor
+from exchange.types import (
+    START,
+    AgentName,
+    Cursor,
+    Experience,
+    GroupRewards,
+    Kind,
+    Message,
+    PromptExperience,
+    PromptId,
+    RolloutGroup,
+    StepPrompts,
+    VerifiedSuccesses,
+    Version,
+)
 
 __all__ = [
+    "START",
+    "AgentName",
     "Client",
     "Cursor",
     "ExchangeError",
+    "Experience",
     "GapError",
     "Gathered",
+    "GroupRewards",
     "HubConfig",
     "HubLostError",
     "HubStats",
+    "Kind",
     "MemoryHub",
+    "Message",
     "PeerReply",
     "PeerRequest",
+    "PromptExperience",
+    "PromptId",
+    "RawRow",
     "Receipt",
     "RefusedError",
     "RequestFailedError",
+    "RolloutGroup",
     "Row",
     "SampleReply",
     "SampleRequest",
     "ScoreReply",
     "ScoreRequest",
+    "StepPrompts",
     "Subscription",
+    "VerifiedSuccesses",
+    "Version",
     "connect",
     "memory",
     "new_routing_id",

@@ -1,21 +1,38 @@
-"""Which records the hub takes: whole, of a known kind, by their producer, of its present epoch."""
+"""Which records the hub takes: whole, by their producer, of its present epoch.
+
+Of kinds that the hub does not know (a project's own, or of a newer version) the fields that every experience has are
+checked, and the rest is handed on as it came: whether its arrays are whole is for its readers to see.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from exchange.arrays import own_small
 from exchange.errors import RefusedError, WireError
+from exchange.kinds import SHIPPED_TAGS, is_tag
 from exchange.members import Member
 from exchange.messages import Publish
 from exchange.store import Record
-from exchange.types import AnyExperience, Cursor, kind_of, prompt_ids_of
-from exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, Buffer, Encoded, RecordDecoder
+from exchange.types import AgentName, AnyExperience, Cursor, Kind, PromptId, Version, kind_of, kind_of_tag, prompt_ids_of
+from exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, Encoded, RecordDecoder, tag_of
 
 __all__ = ["Admission"]
 
-_KNOWN_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in AnyExperience.__args__)
-# Below this a received frame pins far more memory than it holds.
-PINNED_BYTES = 64 << 10
+# What the hub counts by kind must not grow with what workers make up.
+MAX_KINDS = 64
+
+
+class _Foreign(msgspec.Struct, frozen=True, kw_only=True):
+    """What every experience has, of whatever kind it is."""
+
+    agent: AgentName
+    step: int
+    version: Version
+    prompt_id: PromptId | None = None
+    prompt_ids: tuple[PromptId, ...] = ()
 
 
 class Admission:
@@ -24,6 +41,8 @@ class Admission:
     def __init__(self, *, memory_bytes: int) -> None:
         self.max_record_bytes = min(MAX_RECORD_BYTES, memory_bytes // 2)
         self._decoder = RecordDecoder()
+        self._foreign = msgspec.msgpack.Decoder(_Foreign)
+        self._kinds: set[Kind] = set()
 
     def admit(self, member: Member, publish: Publish, payload: Sequence[memoryview], *, cursor: Cursor, now: float) -> Record:
         """The record to store at `cursor`. Raises RefusedError with the reason."""
@@ -31,31 +50,45 @@ class Admission:
         if nbytes > self.max_record_bytes or len(publish.body) > MAX_BODY_BYTES:
             limits = f"{self.max_record_bytes} bytes here, {MAX_BODY_BYTES} beside its arrays"
             raise RefusedError("too_large", f"a record has at most {limits}, got {nbytes} and {len(publish.body)}")
-        experience = self._decode(publish.body, payload)
+        kind, experience = self._decode(publish.body, payload)
         _check_origin(member, experience)
+        self._count_kind(kind)
         return Record(
             cursor=cursor,
-            kind=kind_of(experience),
+            kind=kind,
             agent=experience.agent,
             prompt_ids=prompt_ids_of(experience),
             step=experience.step,
             version=experience.version,
-            encoded=Encoded(body=publish.body, frames=tuple(map(_own, payload))),
+            encoded=Encoded(body=publish.body, frames=tuple(map(own_small, payload))),
             stored_at=now,
         )
 
-    def _decode(self, body: bytes, payload: Sequence[memoryview]) -> AnyExperience:
+    def _decode(self, body: bytes, payload: Sequence[memoryview]) -> tuple[Kind, AnyExperience | _Foreign]:
         try:
-            return self._decoder.decode(body, payload)
+            experience = self._decoder.decode(body, payload)
         except WireError as error:
-            tag = self._decoder.tag(body)
-            if tag is not None and tag not in _KNOWN_TAGS:
-                known = ", ".join(sorted(_KNOWN_TAGS))
-                raise RefusedError("unsupported", f"this hub knows {known}, got type={tag!r}") from error
-            raise RefusedError("malformed", str(error)) from error
+            tag = tag_of(body)
+            if tag is None or tag in SHIPPED_TAGS:
+                raise RefusedError("malformed", str(error)) from error
+        else:
+            return kind_of(experience), experience
+        if not is_tag(tag):
+            raise RefusedError("unsupported", f"a tag is a name and a version such as critiques/1, got type={tag!r}")
+        try:
+            return kind_of_tag(tag), self._foreign.decode(body)
+        except Exception as error:  # foreign bytes
+            raise RefusedError("malformed", f"record cannot be decoded: {error}") from error
+
+    def _count_kind(self, kind: Kind) -> None:
+        if kind in self._kinds:
+            return
+        if len(self._kinds) >= MAX_KINDS:
+            raise RefusedError("too_many", f"a hub takes {MAX_KINDS} kinds of experience, got one more: {kind!r}")
+        self._kinds.add(kind)
 
 
-def _check_origin(member: Member, experience: AnyExperience) -> None:
+def _check_origin(member: Member, experience: AnyExperience | _Foreign) -> None:
     version = experience.version
     if experience.agent != member.name:
         detail = f"a worker publishes in its own name {member.name!r}, got agent={experience.agent!r}"
@@ -69,7 +102,3 @@ def _check_origin(member: Member, experience: AnyExperience) -> None:
     if version.epoch > member.epoch:
         detail = f"the epoch of {member.name!r} is {member.epoch}, got version.epoch={version.epoch} from the future"
         raise RefusedError("future", detail)
-
-
-def _own(frame: memoryview) -> Buffer:
-    return bytes(frame) if frame.nbytes < PINNED_BYTES else frame

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from exchange.errors import WireError
 
-__all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "padding"]
+__all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "own_small", "padding"]
 
 ARRAY_EXT = 1
 ALIGNMENT = 64
@@ -38,6 +38,11 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 def padding(nbytes: int) -> int:
     """Bytes that take `nbytes` to the next multiple of 64."""
     return -nbytes % ALIGNMENT
+
+
+def own_small(frame: memoryview) -> bytes | memoryview:
+    """The frame, or a copy where it would pin a receive buffer many times its size."""
+    return bytes(frame) if frame.nbytes < OWN_BYTES else frame
 
 
 class ArrayWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, TypeVar, Unpack, cast
 
@@ -19,6 +19,7 @@ from exchange.errors import (
     RequestTimeoutError,
     WireError,
 )
+from exchange.kinds import Kinds
 from exchange.messages import (
     MAX_OPEN_REQUESTS,
     Accepted,
@@ -31,19 +32,19 @@ from exchange.messages import (
     Gather,
     Refused,
     Request,
-    RowHeader,
     Rows,
     Settled,
     ToWorker,
 )
+from exchange.reading import RowReader
 from exchange.requests import PeerRequest, R, reply_type
 from exchange.rows import Filters, Gathered, Receipt, Row, gather_message
 from exchange.serving import Handlers, Serving
 from exchange.session import LEAST_DEADLINE_S, Answer, Session
 from exchange.stats import HubStats
 from exchange.subscription import Subscription
-from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, Version
-from exchange.wire import RecordDecoder, StructDecoder, encode_record
+from exchange.types import START, AgentName, Cursor, Experience, Kind, Version
+from exchange.wire import StructDecoder, encode_record
 
 __all__ = ["Client", "Row"]
 
@@ -59,11 +60,12 @@ T = TypeVar("T", bound=ToWorker)
 class Client:
     """One worker's end of the exchange. Any number of tasks may call it at the same time."""
 
-    def __init__(self, session: Session, *, name: AgentName, request_timeout_s: float) -> None:
+    def __init__(self, session: Session, *, name: AgentName, request_timeout_s: float, kinds: Kinds | None = None) -> None:
         self.name = name
         self._session = session
         self._request_timeout_s = request_timeout_s
-        self._decoder = RecordDecoder()
+        self._kinds = Kinds() if kinds is None else kinds
+        self._reader = RowReader(self._kinds, reader=name)
         self._gathers = asyncio.Semaphore(GATHERS_IN_FLIGHT)
         self._polls = asyncio.Semaphore(POLLS_IN_FLIGHT)
         self._max_record_bytes = 0
@@ -83,12 +85,19 @@ class Client:
         """How often this name has come back to the run; versions of published records carry it."""
         return self._session.epoch
 
-    async def publish(self, experience: AnyExperience, *, ack: Literal["accepted", "durable"] = "accepted") -> Receipt:
+    @property
+    def quarantined(self) -> Mapping[str, int]:
+        """How many records came that this client could not read, by tag."""
+        return self._reader.quarantined
+
+    async def publish(self, experience: Experience, *, ack: Literal["accepted", "durable"] = "accepted") -> Receipt:
         """Hand one record to the hub; waits for credit and for the hub to have it: in memory, or on disk.
 
-        The arrays may be written to as soon as this is called. Raises RefusedError with the hub's reason,
-        RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the record may arrive or not.
+        The arrays may be written to as soon as this is called. Raises ValueError for a type that was not registered,
+        RefusedError with the hub's reason, RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the record may
+        arrive or not.
         """
+        self._kinds.check_registered(experience)
         record = encode_record(experience)
         nbytes = record.nbytes
         self._check_size(nbytes)
@@ -122,8 +131,10 @@ class Client:
         """Rows behind `after` that fit the filters, as soon as min_count are there, or at the deadline with fewer.
 
         max_bytes: size of the answer; it has at least one row. After an answer with `more`, ask again with min_count 0.
+        Records that cannot be read here are in `quarantined`, and not in `rows`.
         Raises ValueError for an unknown kind, RefusedError, RequestTimeoutError, HubLostError. Cancellation is safe.
         """
+        self._kinds.check_known(kinds)
         request = gather_message(kinds, after, **filters)
         return await self._pull(
             msgspec.structs.replace(request, min_count=min_count, deadline_s=deadline_s, max_bytes=max_bytes), self._gathers
@@ -147,6 +158,7 @@ class Client:
         worker whose cursor the hub keeps; without `after` it goes on behind its last `commit`. max_bytes: fetched at a
         time. Up to 8 subscriptions of a client wait at once, more take turns. Raises ValueError for an unknown kind.
         """
+        self._kinds.check_known(kinds)
         request = gather_message(kinds, after, **filters)
         request = msgspec.structs.replace(request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes)
         return Subscription(request, pull=lambda gather: self._pull(gather, self._polls), commit=self._commit)
@@ -229,13 +241,15 @@ class Client:
         async with slots:
             answer = await self._ask(request, "rows", request.deadline_s + self._request_timeout_s)
         rows = _expect(Rows, answer)
+        read, quarantined = self._reader.read(rows.rows, answer.payload)
         return Gathered(
-            rows=[self._decode(row, answer.payload) for row in rows.rows],
+            rows=read,
             cursor=rows.cursor,
             more=rows.more,
             newest=rows.newest,
             evicted_to=rows.evicted_to,
             gap_to=rows.gap_to,
+            quarantined=quarantined,
         )
 
     async def _commit(self, consumer: str, cursor: Cursor) -> Cursor:
@@ -273,14 +287,6 @@ class Client:
         return RequestTimeoutError(
             f"{self.name!r} waited too long for {waits_for}, got request_timeout_s={self._request_timeout_s:g}"
         )
-
-    def _decode(self, row: RowHeader, payload: Sequence[memoryview]) -> Row:
-        if row.frame < 0 or row.frame >= len(payload) or row.first_large + row.large > len(payload):
-            raise WireError(f"row outside its message, got frame={row.frame} of {len(payload)}")
-        packed = payload[row.frame][row.offset : row.offset + row.nbytes]
-        frames = (packed, *payload[row.first_large : row.first_large + row.large])
-        experience = self._decoder.decode(row.body, frames)
-        return Row(experience=experience, cursor=row.cursor, age_s=row.age_s, lag=row.lag)
 
 
 def _expect(kind: type[T], answer: Answer) -> T:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import TypedDict, Unpack
 
 from exchange.client import Client
 from exchange.endpoints import check_endpoint
+from exchange.kinds import Kinds
 from exchange.messages import Hello
 from exchange.session import Link, Session
 from exchange.sockets import connect_channel
-from exchange.types import AgentName
+from exchange.types import AgentName, Experience
 
-__all__ = ["connect", "new_routing_id", "open_client"]
+__all__ = ["Timeouts", "connect", "new_routing_id", "open_client"]
 
 # Before the WELCOME nobody knows the credit; the socket's high-water mark is set from this.
 ASSUMED_CREDIT_MESSAGES = 256
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Timeouts(TypedDict, total=False):
+    """request_timeout_s (30): how long one request, or the hub's silence, may last. connect_timeout_s (10): for the WELCOME."""
+
+    request_timeout_s: float
+    connect_timeout_s: float
 
 
 @asynccontextmanager
@@ -25,39 +36,40 @@ async def connect(
     *,
     name: str,
     run_id: str,
-    request_timeout_s: float = 30.0,
-    connect_timeout_s: float = 10.0,
+    types: Collection[type[Experience]] = (),
     observer: bool = False,
     identity: bytes | None = None,
     first_seq: int = 1,
+    **timeouts: Unpack[Timeouts],
 ) -> AsyncIterator[Client]:
     """A client of the hub at `endpoint`; leaving the block waits for the hub to have everything, and says Bye.
 
-    request_timeout_s: how long one request, or the hub's silence, may last. observer: may only ask for statistics.
+    types: kinds of experience of the project's own that are published or read here. observer: may only ask for statistics.
     identity, first_seq: for a worker that outlives its process. With the `new_routing_id()` that it keeps on disk it comes
     back as the same incarnation, in the same epoch; numbered from the first record that was not acknowledged, whatever it
     publishes again is stored once.
-    Raises EndpointError, and ConnectError when no WELCOME comes within connect_timeout_s or the hub refuses.
+    Raises EndpointError, ValueError for types that cannot be registered, and ConnectError when no WELCOME comes in time or the
+    hub refuses.
     """
     check_endpoint(endpoint)
+    kinds = Kinds(types)
     routing_id = new_routing_id() if identity is None else identity
     link = connect_channel(endpoint, routing_id=routing_id, credit_messages=ASSUMED_CREDIT_MESSAGES)
     hello = Hello(name=AgentName(name), run_id=run_id, observer=observer, first_seq=first_seq)
-    async with open_client(
-        link, hello, endpoint=endpoint, request_timeout_s=request_timeout_s, connect_timeout_s=connect_timeout_s
-    ) as client:
+    async with open_client(link, hello, endpoint=endpoint, kinds=kinds, **timeouts) as client:
         yield client
 
 
 @asynccontextmanager
 async def open_client(
-    link: Link, hello: Hello, *, endpoint: str, request_timeout_s: float, connect_timeout_s: float
+    link: Link, hello: Hello, *, endpoint: str, kinds: Kinds, **timeouts: Unpack[Timeouts]
 ) -> AsyncIterator[Client]:
     """A client over any link; closes the link in the end."""
+    request_timeout_s = timeouts.get("request_timeout_s", REQUEST_TIMEOUT_S)
     session = Session(link, hello, endpoint=endpoint, lost_after_s=request_timeout_s)
-    client = Client(session, name=hello.name, request_timeout_s=request_timeout_s)
+    client = Client(session, name=hello.name, kinds=kinds, request_timeout_s=request_timeout_s)
     try:
-        await client.open(timeout_s=connect_timeout_s)
+        await client.open(timeout_s=timeouts.get("connect_timeout_s", CONNECT_TIMEOUT_S))
         yield client
     finally:
         await client.close()

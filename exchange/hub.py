@@ -45,7 +45,7 @@ from exchange.selection import Selector
 from exchange.stats import HubStats
 from exchange.store import FIRST_CURSOR, MemoryStore, Record
 from exchange.types import AgentName, Cursor
-from exchange.wire import Incoming, Outgoing
+from exchange.wire import Buffer, Incoming, Outgoing
 
 __all__ = ["Hub"]
 
@@ -93,7 +93,7 @@ class Hub:
             heartbeat_s=config.heartbeat_s,
         )
         self._last_cursor = Cursor(first_cursor - 1)
-        self._bad_frames = 0
+        self._bad_frames = self._quarantined = 0
         self._undeliverable = 0
         self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
 
@@ -191,8 +191,7 @@ class Hub:
     def bad_frame(self, frames: Sequence[memoryview], error: Exception) -> None:
         """Count a message that could not be read, and keep its beginning with the reason."""
         self._bad_frames += 1
-        raw = b"".join(bytes(frame[:QUARANTINED_BYTES]) for frame in frames[:2])
-        self.quarantine.append((raw[:QUARANTINED_BYTES], str(error)))
+        self._keep_raw(frames, str(error))
 
     def undeliverable(self, peer: bytes) -> None:
         """An answer could not be handed to the transport: the peer is away, or reads nothing."""
@@ -224,6 +223,7 @@ class Hub:
             expired=self._store.expired,
             waiting_gathers=len(self._gathers),
             bad_frames=self._bad_frames,
+            quarantined=self._quarantined,
             undeliverable=self._undeliverable,
             records=self._store.stats(),
             requests=self._router.accounts.stats(),
@@ -279,6 +279,10 @@ class Hub:
         self.commits.add(record, peer=member.peer, seq=publish.seq, waiter=incoming.request_id if waits else None)
         return [] if waits else [accepted]
 
+    def _keep_raw(self, frames: Sequence[Buffer], reason: str) -> None:
+        raw = b"".join(bytes(frame[:QUARANTINED_BYTES]) for frame in frames[:2])
+        self.quarantine.append((raw[:QUARANTINED_BYTES], reason))
+
     def _admit(
         self, member: Member, publish: Publish, payload: Sequence[memoryview], now: float
     ) -> tuple[Accepted | Refused, Record | None]:
@@ -292,6 +296,9 @@ class Hub:
         except RefusedError as error:
             member.tally.refused[error.reason] += 1
             refusal = refused(error.reason, error.detail)
+            if error.reason in ("malformed", "unsupported"):
+                self._quarantined += 1
+                self._keep_raw([publish.body, *payload], error.detail)
             if error.reason != "window":
                 member.seen.add(publish.seq, refusal)
             return refusal, None

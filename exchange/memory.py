@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Unpack
 
 from exchange.client import Client
 from exchange.config import HubConfig
-from exchange.connection import new_routing_id, open_client
+from exchange.connection import Timeouts, new_routing_id, open_client
 from exchange.hub import Hub
+from exchange.kinds import Kinds
 from exchange.messages import Hello
 from exchange.service import HubService
 from exchange.stats import HubStats
-from exchange.types import AgentName
+from exchange.types import AgentName, Experience
 from exchange.wire import Buffer
 
 __all__ = ["MemoryHub", "memory"]
@@ -37,9 +39,9 @@ class MemoryHub:
         name: str,
         *,
         run_id: str | None = None,
-        request_timeout_s: float = 30.0,
-        connect_timeout_s: float = 10.0,
+        types: Collection[type[Experience]] = (),
         observer: bool = False,
+        **timeouts: Unpack[Timeouts],
     ) -> AbstractAsyncContextManager[Client]:
         """As exchange.connect; run_id: the hub's own unless given."""
         run_id = self._config.run_id if run_id is None else run_id
@@ -47,8 +49,8 @@ class MemoryHub:
             _MemoryLink(self, new_routing_id()),
             Hello(name=AgentName(name), run_id=run_id, observer=observer),
             endpoint=f"memory://{self._config.run_id}",
-            request_timeout_s=request_timeout_s,
-            connect_timeout_s=connect_timeout_s,
+            kinds=Kinds(types),
+            **timeouts,
         )
 
     def stats(self) -> HubStats:

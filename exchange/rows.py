@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TypedDict, Unpack, get_args
+from typing import TypedDict, Unpack
 
 from exchange.messages import Gather
-from exchange.types import START, AgentName, AnyExperience, Cursor, Kind, PromptId, Version
+from exchange.types import START, AgentName, Cursor, Experience, Kind, PromptId, Version
+from exchange.wire import Buffer
 
-__all__ = ["Filters", "Gathered", "Receipt", "Row", "gather_message"]
+__all__ = ["Filters", "Gathered", "RawRow", "Receipt", "Row", "gather_message"]
 
 
 class Filters(TypedDict, total=False):
@@ -42,10 +43,28 @@ class Receipt:
 class Row:
     """One record. age_s: since the hub stored it, by its clock. lag: None when of an earlier epoch of its producer."""
 
-    experience: AnyExperience
+    experience: Experience
     cursor: Cursor
     age_s: float
     lag: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRow:
+    """One record that this client could not read, as it was published. tag: None when it has none; reason: for people.
+
+    body: msgpack; frames: what its array references point into.
+    """
+
+    cursor: Cursor
+    tag: str | None
+    reason: str
+    body: bytes
+    frames: tuple[Buffer, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.body) + sum(memoryview(frame).nbytes for frame in self.frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +73,8 @@ class Gathered:
 
     more: the answer was cut by its size, ask again. newest: newest version known of each producer. evicted_to: rows up to
     this cursor may be missing, as the hub let them go for room or age. gap_to: the same for the asked kinds and agents
-    alone; 0 where nothing behind the given `after` can be missing.
+    alone; 0 where nothing behind the given `after` can be missing. quarantined: records that fit and could not be read here,
+    of an unknown type or not whole; they count as rows for `min_count`, `max_bytes` and `cursor`.
     """
 
     rows: list[Row]
@@ -63,13 +83,11 @@ class Gathered:
     newest: dict[AgentName, Version]
     evicted_to: Cursor
     gap_to: Cursor
+    quarantined: tuple[RawRow, ...] = ()
 
 
 def gather_message(kinds: Collection[Kind], after: Cursor = START, **filters: Unpack[Filters]) -> Gather:
-    """The message that asks for these rows at once. Raises ValueError for an unknown kind, or none."""
-    unknown = set(kinds) - set(get_args(Kind))
-    if unknown or not kinds:
-        raise ValueError(f"`kinds` must be some of {', '.join(get_args(Kind))}, got kinds={kinds!r}")
+    """The message that asks for these rows at once."""
     prompt_ids, agents = filters.get("prompt_ids"), filters.get("agents")
     return Gather(
         kinds=tuple(kinds),

@@ -74,7 +74,8 @@ class AskerStats(msgspec.Struct, frozen=True, kw_only=True):
 class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stats"):
     """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
 
-    bad_frames: messages that could not be read. undeliverable: answers to peers that left or do not read.
+    bad_frames: messages that could not be read. quarantined: records refused as malformed or unsupported; the last of both are
+    kept raw in the hub. undeliverable: answers to peers that left or do not read.
     records: by producer and kind; their sums are the totals. requests: by asker. late_replies: came when it was over.
     """
 
@@ -93,6 +94,7 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     requests: dict[AgentName, AskerStats] = {}
     open_requests: int = 0
     late_replies: int = 0
+    quarantined: int = 0
 
 
 @dataclass(slots=True)

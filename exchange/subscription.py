@@ -7,22 +7,27 @@ that is left has nothing to undo.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
 from exchange.errors import GapError
 from exchange.messages import Gather
-from exchange.rows import Gathered, Row
+from exchange.rows import Gathered, RawRow, Row
 from exchange.types import Cursor
 
 __all__ = ["Subscription"]
+
+# Of what cannot be read a few are enough to see why.
+QUARANTINED_ROWS = 64
+QUARANTINED_BYTES = 16 << 20
 
 
 class Subscription:
     """An endless async iterator over rows, for one task at a time; `Client.subscribe` makes it.
 
-    cursor: nothing up to here is still to come, so `subscribe(after=cursor)` goes on where this one stands.
+    cursor: nothing up to here is still to come, so `subscribe(after=cursor)` goes on where this one stands. quarantined: the
+    last records that fitted and could not be read here; they are left out.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class Subscription:
         self._pull = pull
         self._commit = commit
         self._rows: deque[Row] = deque()
+        self.quarantined: deque[RawRow] = deque(maxlen=QUARANTINED_ROWS)
         self._behind = self.cursor = gather.after
 
     def __aiter__(self) -> Subscription:
@@ -66,8 +72,14 @@ class Subscription:
         after = self._behind
         got = await self._pull(msgspec.structs.replace(self._gather, after=after))
         self._rows.extend(got.rows)
+        self._set_aside(got.quarantined)
         self._behind = got.cursor
         if not got.rows:
             self.cursor = got.cursor
         if got.gap_to:
             raise GapError(after, got.gap_to)
+
+    def _set_aside(self, rows: Iterable[RawRow]) -> None:
+        self.quarantined.extend(rows)
+        while len(self.quarantined) > 1 and sum(row.nbytes for row in self.quarantined) > QUARANTINED_BYTES:
+            self.quarantined.popleft()

@@ -1,6 +1,11 @@
 """The kinds of experience that cross the exchange.
 
-Every kind is a tagged struct, map-encoded, so that fields can be added later; readers ignore fields they do not know.
+Every kind is a tagged struct, map-encoded, so that fields can be added later; readers ignore fields they do not know. A tag
+is the kind's name and its schema version. A project adds kinds of its own (exchange/kinds.py):
+
+    class Critique(PromptExperience, frozen=True, kw_only=True, tag="critiques/1"):
+        text: str
+
 Arrays are numpy and travel out of band (exchange/arrays.py). Text crosses as UTF-8 bytes and is what a receiver with
 another tokenizer reads; token ids are only of use to a receiver with the same tokenizer fingerprint.
 
@@ -9,7 +14,7 @@ Shape legend: G completions of one prompt · N tokens of all G completions, one 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NewType
+from typing import Annotated, NewType, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +24,8 @@ AgentName = NewType("AgentName", str)
 PromptId = NewType("PromptId", str)
 Cursor = NewType("Cursor", int)
 START = Cursor(0)
-Kind = Literal["prompts", "rewards", "successes", "rollouts"]
+# A kind's name: its tag without the schema version.
+Kind: TypeAlias = str
 
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 
@@ -131,22 +137,21 @@ class RolloutGroup(PromptExperience, frozen=True, kw_only=True, tag="rollouts/1"
 
 AnyExperience = StepPrompts | GroupRewards | VerifiedSuccesses | RolloutGroup
 
-_KINDS: dict[type[Experience], Kind] = {
-    StepPrompts: "prompts",
-    GroupRewards: "rewards",
-    VerifiedSuccesses: "successes",
-    RolloutGroup: "rollouts",
-}
+
+def kind_of_tag(tag: str) -> Kind:
+    """The short name of a kind: its tag without the schema version."""
+    return tag.partition("/")[0]
 
 
-def kind_of(experience: AnyExperience) -> Kind:
-    """The short name of an experience's kind: its tag without the schema version."""
-    return _KINDS[type(experience)]
+def kind_of(experience: Experience) -> Kind:
+    """The short name of an experience's kind."""
+    return kind_of_tag(str(experience.__struct_config__.tag))
 
 
-def prompt_ids_of(experience: AnyExperience) -> tuple[PromptId, ...]:
-    """The prompts that an experience is about."""
-    return experience.prompt_ids if isinstance(experience, StepPrompts) else (experience.prompt_id,)
+def prompt_ids_of(experience: msgspec.Struct) -> tuple[PromptId, ...]:
+    """The prompts that an experience is about: its field `prompt_id`, else `prompt_ids`, else none."""
+    prompt_id: PromptId | None = getattr(experience, "prompt_id", None)
+    return getattr(experience, "prompt_ids", ()) if prompt_id is None else (prompt_id,)
 
 
 def _check_lengths(owner: Experience, names: tuple[str, ...], length: int) -> None:

@@ -23,7 +23,7 @@ from exchange.arrays import ArrayReader, ArrayWriter
 from exchange.depth import check_depth
 from exchange.errors import ProtocolError, RecordTooLargeError, WireError
 from exchange.messages import ToHub, ToWorker
-from exchange.types import AnyExperience
+from exchange.types import AnyExperience, kind_of_tag
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -183,14 +183,10 @@ class StructDecoder(Generic[M]):
 
 
 class RecordDecoder(StructDecoder[AnyExperience]):
-    """Turns records into experience."""
+    """Turns records of the package's own kinds into experience."""
 
     def __init__(self) -> None:
         super().__init__(AnyExperience)
-
-    def tag(self, body: bytes) -> str | None:
-        """The tag of a record that could not be decoded, where it has one."""
-        return tag_of(body)
 
 
 def tag_of(body: bytes) -> str | None:
@@ -200,11 +196,6 @@ def tag_of(body: bytes) -> str | None:
         return _tags.decode(body).type
     except Exception:  # foreign bytes, as above
         return None
-
-
-def kind_of_tag(tag: str) -> str:
-    """The short name of a kind: its tag without the schema version."""
-    return tag.partition("/")[0]
 
 
 class _Tag(msgspec.Struct):

@@ -43,5 +43,5 @@ def size(count_bytes: float) -> str:
 
 
 def _sent(worker: WorkerStats, kind: str) -> str:
-    count = worker.accepted.get(kind, 0)  # type: ignore[call-overload]
-    return f"{count:,} ({size(worker.accepted_bytes.get(kind, 0))})" if count else "0"  # type: ignore[call-overload]
+    count = worker.accepted.get(kind, 0)
+    return f"{count:,} ({size(worker.accepted_bytes.get(kind, 0))})" if count else "0"

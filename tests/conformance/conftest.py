@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import pytest
 
 import exchange
+from exchange.connection import Timeouts
+
+Types = Collection[type[exchange.Experience]]
 
 
 class Connect(Protocol):
     """Connects a worker to the hub under test."""
 
     def __call__(
-        self, name: str, *, run_id: str = "r", request_timeout_s: float = 10.0, observer: bool = False
+        self, name: str, *, run_id: str = "r", types: Types = (), observer: bool = False, **timeouts: Unpack[Timeouts]
     ) -> AbstractAsyncContextManager[exchange.Client]: ...
 
 
@@ -41,9 +44,9 @@ async def served(endpoint: str, **config: object) -> AsyncIterator[Connect]:
     real_endpoint = ready.result()
 
     def connect(
-        name: str, *, run_id: str = "r", request_timeout_s: float = 10.0, observer: bool = False
+        name: str, *, run_id: str = "r", types: Types = (), observer: bool = False, **timeouts: Unpack[Timeouts]
     ) -> AbstractAsyncContextManager[exchange.Client]:
-        return exchange.connect(real_endpoint, name=name, run_id=run_id, request_timeout_s=request_timeout_s, observer=observer)
+        return exchange.connect(real_endpoint, name=name, run_id=run_id, types=types, observer=observer, **timeouts)
 
     try:
         yield connect

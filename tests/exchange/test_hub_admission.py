@@ -193,7 +193,7 @@ def test_records_that_are_not_whole_are_refused_one_by_one() -> None:
     good = encode_record(a_rollout_group("alpha", 1, "p"))
     cut = Encoded(body=good.body, frames=(bytes(good.frames[0])[:-8],))
     fields = msgspec.msgpack.decode(encode_record(step_prompts("alpha", 1, "p")).body)
-    unknown = msgspec.msgpack.encode(fields | {"type": "critiques/1"})
+    unknown = msgspec.msgpack.encode(fields | {"type": "critiques"})
     assert refusal(driver.ask("alpha", Publish(seq=1, body=cut.body), cut.frames)) == "malformed"
     assert refusal(driver.ask("alpha", Publish(seq=2, body=unknown))) == "unsupported"
     assert refusal(driver.ask("alpha", Publish(seq=3, body=b"\xc1"))) == "malformed"

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import exchange
 from exchange.errors import StorageError
 from exchange.testing import a_rollout_group, rewards_of
-from exchange.types import Cursor
+from exchange.types import AgentName, Cursor, PromptId, Version
 
 
 @asynccontextmanager
@@ -52,6 +53,24 @@ async def test_what_was_durable_is_there_again_and_a_reader_goes_on_where_it_was
             await alpha.publish(rewards_of("alpha", 4, "p", epoch=1), ack="durable")
         # The new record's cursor is above every cursor of the first hub.
         assert (await steps_behind(endpoint, cursor))[0] == [4]
+
+
+class Critique(exchange.PromptExperience, frozen=True, kw_only=True, tag="critiques/1"):
+    """A kind that no hub knows."""
+
+    text: str
+
+
+async def test_kinds_that_the_hub_does_not_know_are_there_again_too(tmp_path: Path) -> None:
+    critique = Critique(
+        agent=AgentName("alpha"), step=1, version=Version(0, 1), prompt_id=PromptId("p"), task="reverse", text="too short"
+    )
+    own: dict[str, Any] = {"run_id": "r", "types": [Critique]}
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", **own) as alpha:
+        await alpha.publish(critique, ack="durable")
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="reader", **own) as reader:
+        got = await reader.gather(kinds={"critiques"}, prompt_ids=[PromptId("p")])
+        assert [row.experience for row in got.rows] == [critique]
 
 
 async def test_a_subscriber_goes_on_over_a_restart_and_is_told_of_what_memory_has_not(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ async def test_only_a_named_consumer_commits() -> None:
         with pytest.raises(ValueError, match="name"):
             await beta.subscribe(kinds={"rewards"}).commit()
         with pytest.raises(ValueError, match="'critiques'"):
-            beta.subscribe(kinds={"critiques"})  # type: ignore[arg-type]
+            beta.subscribe(kinds={"critiques"})
 
 
 async def test_idle_subscriptions_hold_up_no_gather() -> None:
