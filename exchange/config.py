@@ -13,7 +13,8 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A hub. members: names that may join, None for any. edges: allowed (learner, teacher, kind), None for all.
 
     memory_bytes: records kept; the oldest go first. credit_*: what a worker may have published and not answered, and
-    (bytes) been sent and not read. max_age_s: records older than this go; None keeps them.
+    (bytes) been sent and not read. max_age_s: records older than this go; None keeps them. disk_bytes: of records in the hub's
+    directory, where it has one; the oldest go first, in whole segments.
     """
 
     run_id: str
@@ -24,9 +25,10 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     credit_bytes: int = 64 << 20
     heartbeat_s: float = 2.0
     max_age_s: float | None = None
+    disk_bytes: int = 16 << 30
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "credit_messages", "credit_bytes", "heartbeat_s"):
+        for name in ("memory_bytes", "credit_messages", "credit_bytes", "heartbeat_s", "disk_bytes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be > 0, got {name}={getattr(self, name)!r}")
         if self.max_age_s is not None and not self.max_age_s > 0:

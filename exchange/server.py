@@ -13,6 +13,7 @@ from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
 from exchange.endpoints import check_endpoint, claim
 from exchange.hub import Hub
+from exchange.segments import SEGMENT_BYTES
 from exchange.service import HubService
 from exchange.sockets import Channel, bind_channel
 from exchange.stats import HubStats
@@ -26,6 +27,8 @@ MESSAGES_PER_TURN = 32
 FAREWELL_S = 0.5
 # Cursors begin at the wall clock, so those of a restarted hub are higher: it stores fewer than 2^20 records in a ms.
 CURSOR_BITS_PER_MS = 20
+# Retention removes whole segments: a small disk is not to lose half of its records at once.
+LEAST_SEGMENTS = 8
 
 
 async def serve(
@@ -65,7 +68,13 @@ def _store(directory: Path | None, config: HubConfig) -> Iterator[DiskStore | No
     if directory is None:
         yield None
         return
-    settings = DiskSettings(max_age_s=config.max_age_s, reach=2 * config.credit_messages)
+    settings = DiskSettings(
+        segment_bytes=min(SEGMENT_BYTES, max(config.disk_bytes // LEAST_SEGMENTS, 1)),
+        max_bytes=config.disk_bytes,
+        hard_bytes=2 * config.disk_bytes,
+        max_age_s=config.max_age_s,
+        reach=2 * config.credit_messages,
+    )
     store = DiskStore.open(directory, run_id=config.run_id, settings=settings)
     try:
         yield store

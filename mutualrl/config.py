@@ -43,7 +43,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The hub's bounds.
 
-    memory_bytes: experience kept; the oldest goes first. credit_*: unacknowledged sends per worker.
+    memory_bytes: experience kept to be handed out; the oldest goes first. credit_*: unacknowledged sends per worker.
+    disk_bytes: experience recorded in the run's directory, where `mutualrl log` finds it; the oldest goes first. 0 records
+    nothing.
     """
 
     memory_bytes: int = 256 * 2**20
@@ -51,12 +53,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     credit_bytes: int = 64 * 2**20
     heartbeat_s: float = 2.0
     request_timeout_s: float = 30.0
+    disk_bytes: int = 4 * 2**30
 
     def __post_init__(self) -> None:
         check_range(self, "memory_bytes", "credit_bytes", ge=2**20, le=2**50)
         check_range(self, "credit_messages", ge=1, le=2**20)
         check_range(self, "heartbeat_s", ge=0.01, le=3600)
         check_range(self, "request_timeout_s", gt=0, le=LONG_S)
+        check_range(self, "disk_bytes", ge=2**20 if self.disk_bytes else 0, le=2**50)
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""The hub's role in a run: serves the exchange by the run's config, and saves what it counted when it ends."""
+"""The hub's role in a run: serves and records the exchange by the run's config, and saves what it counted when it ends."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ async def hub_main(path: Path, stop: asyncio.Event) -> None:
         credit_messages=run.exchange.credit_messages,
         credit_bytes=run.exchange.credit_bytes,
         heartbeat_s=run.exchange.heartbeat_s,
+        disk_bytes=max(run.exchange.disk_bytes, 1),
     )
+    directory = run_dir.records if run.exchange.disk_bytes else None
     try:
-        stats = await serve(manifest.endpoint, config, stop=stop)
+        stats = await serve(manifest.endpoint, config, stop=stop, directory=directory)
     finally:
         remove_private_dir(manifest.endpoint)
     write_atomically(run_dir.exchange, msgspec.json.format(msgspec.json.encode(stats), indent=2))

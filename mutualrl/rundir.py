@@ -4,7 +4,8 @@ config.json     the resolved config              metrics.jsonl   one line per ag
 manifest.json   processes, versions, status      evals.jsonl     one line per agent, evaluation and task
 lock            held by the `up` that runs here  rescues.jsonl   one line per rescued prompt shown in the report
 logs/ROLE.log   what each process printed        exchange.json   the hub's last statistics
-checkpoints/    models in Hugging Face layout    report.html
+records/        what crossed the exchange        report.html
+checkpoints/    models in Hugging Face layout
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class RunDir:
     @property
     def exchange(self) -> Path:
         return self.path / "exchange.json"
+
+    @property
+    def records(self) -> Path:
+        """Where the hub records what crosses it, unless the run has `exchange.disk_bytes = 0`."""
+        return self.path / "records"
 
     @property
     def checkpoints(self) -> Path:
