@@ -25,9 +25,12 @@ ARRAY_EXT = 1
 ALIGNMENT = 64
 OWN_FRAME_BYTES = 1 << 20
 OWN_BYTES = 64 << 10
+# An array below this part of a large record is copied out of it.
+PINNED_SHARE = 8
 MAX_NDIM = 8
 
 _REFERENCE = struct.Struct("<4sBHQQ")
+_DIMS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1))
 _DTYPES = {
     name.encode().ljust(4, b"\0"): np.dtype("<" + name)
     for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -57,26 +60,32 @@ class ArrayWriter:
         """Reference to `value`, whose bytes are taken as they are now. Raises TypeError for what no record may hold."""
         if not isinstance(value, np.ndarray):
             raise TypeError(f"a record may hold numpy arrays and plain values, got type={type(value).__name__}")
-        dtype = value.dtype.newbyteorder("<")
-        name = _NAMES.get(dtype)
+        name = _NAMES.get(value.dtype)
+        if name is None or not value.flags.c_contiguous:
+            dtype = value.dtype.newbyteorder("<")
+            name, value = _NAMES.get(dtype), np.asarray(value, dtype=dtype, order="C")
         if name is None or value.ndim > MAX_NDIM:
             raise TypeError(
                 f"an array of a record must be bool, integer or float with at most {MAX_NDIM} dimensions, "
                 f"got dtype={value.dtype}, ndim={value.ndim}"
             )
-        frame, offset = self._place(np.asarray(value, dtype=dtype, order="C"))
-        reference = _REFERENCE.pack(name, value.ndim, frame, offset, value.nbytes)
-        return msgspec.msgpack.Ext(ARRAY_EXT, reference + struct.pack(f"<{value.ndim}Q", *value.shape))
+        nbytes = value.nbytes
+        # A view of bytes cannot be made of an array without elements.
+        frame, offset = self._place(value.data.cast("B") if nbytes else memoryview(b""))
+        reference = _REFERENCE.pack(name, value.ndim, frame, offset, nbytes)
+        return msgspec.msgpack.Ext(ARRAY_EXT, reference + _DIMS[value.ndim].pack(*value.shape))
 
-    def _place(self, array: npt.NDArray[Any]) -> tuple[int, int]:
-        flat = array.reshape(-1).view(np.uint8).data
-        if array.nbytes >= OWN_FRAME_BYTES:
+    def _place(self, flat: memoryview) -> tuple[int, int]:
+        nbytes = flat.nbytes
+        if nbytes >= OWN_FRAME_BYTES:
             self._large.append(bytes(flat))
             return len(self._large), 0
         gap = padding(self._packed_bytes)
+        if gap:
+            self._packed.append(bytes(gap))
         offset = self._packed_bytes + gap
-        self._packed += [bytes(gap), flat]
-        self._packed_bytes = offset + array.nbytes
+        self._packed.append(flat)
+        self._packed_bytes = offset + nbytes
         return 0, offset
 
     def frames(self) -> tuple[bytes, ...]:
@@ -89,8 +98,8 @@ class ArrayWriter:
 class ArrayReader:
     """Resolves the references of one record; `ext_hook` and `dec_hook` are the decoder's hooks.
 
-    Arrays come back aligned and read-only. They own their bytes when they are small or a small part of their frame, so
-    that a kept array never pins a receive buffer many times its size.
+    Arrays come back aligned and read-only. A record whose frame is small, or a small part of what was received, is copied
+    once, and so is a small array of a large record: what is kept never pins a buffer many times its size.
     """
 
     def __init__(self) -> None:
@@ -98,7 +107,7 @@ class ArrayReader:
 
     def attach(self, frames: Sequence[memoryview]) -> None:
         """Set the frames that references of the next decode point into."""
-        self._frames = frames
+        self._frames = tuple(map(_own, frames))
 
     def ext_hook(self, code: int, data: memoryview) -> npt.NDArray[Any]:
         """The array that a reference stands for. Raises WireError for one that lies."""
@@ -110,13 +119,14 @@ class ArrayReader:
         dtype = _DTYPES.get(name)
         if dtype is None or ndim > MAX_NDIM or len(data) != _REFERENCE.size + 8 * ndim:
             raise WireError(f"bad array reference, got dtype={name!r}, ndim={ndim}, bytes={len(data)}")
-        shape = struct.unpack_from(f"<{ndim}Q", data, _REFERENCE.size)
+        shape = _DIMS[ndim].unpack_from(data, _REFERENCE.size)
         count = math.prod(shape)
         if count * dtype.itemsize != nbytes:
             raise WireError(f"array bytes do not fit its shape, got shape={shape}, dtype={dtype}, nbytes={nbytes}")
         if index >= len(self._frames) or offset + nbytes > self._frames[index].nbytes:
             raise WireError(f"array outside its frame, got frame={index}, offset={offset}, nbytes={nbytes}")
-        return _read(self._frames[index], offset, count, dtype).reshape(shape)
+        array = _read(self._frames[index], offset, count, dtype)
+        return array if ndim == 1 else array.reshape(shape)
 
     def dec_hook(self, declared: type, value: object) -> object:
         """The array, if it is one of the dtype that its field declares."""
@@ -134,13 +144,19 @@ def _declared_dtype(declared: type) -> np.dtype[Any]:
     return dtype
 
 
+def _own(frame: memoryview) -> memoryview:
+    small = frame.nbytes < OWN_BYTES or frame.nbytes < memoryview(frame.obj).nbytes // 2
+    return memoryview(bytes(frame)) if small else frame.toreadonly()
+
+
 def _read(frame: memoryview, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not count:
         array: npt.NDArray[Any] = np.empty(0, dtype)
     else:
         array = np.frombuffer(frame, dtype, count, offset)
-        small = array.nbytes < OWN_BYTES or array.nbytes < memoryview(frame.obj).nbytes // 2
-        if small or not array.flags.aligned:
-            array = array.copy()
+        pins_much = frame.nbytes > OWN_BYTES and array.nbytes * PINNED_SHARE < frame.nbytes
+        if array.flags.aligned and not pins_much:
+            return array
+        array = array.copy()
     array.flags.writeable = False
     return array

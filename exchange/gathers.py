@@ -48,6 +48,7 @@ class Gathers:
         self._selector = selector
         self._unread_limit_bytes = unread_limit_bytes
         self._waiting: dict[_Key, _Waiting] = {}
+        self._woken: dict[_Key, None] = {}
         self._committed: dict[AgentName, dict[str, Cursor]] = {}
 
     def __len__(self) -> int:
@@ -89,17 +90,22 @@ class Gathers:
         consumers[commit.consumer] = max(commit.cursor, consumers.get(commit.consumer, START))
         return Committed(cursor=consumers[commit.consumer])
 
-    def wake(self, record: Record, now: float) -> list[Outgoing]:
-        """Count a new record for the gathers that it fits, and answer those that have enough."""
-        done = []
+    def wake(self, record: Record, now: float) -> None:
+        """Count a new record for the gathers that it fits; `ready` answers those that have enough."""
         for key, waiting in self._waiting.items():
             if self._selector.fits(waiting.member.name, waiting.gather, record, now):
                 waiting.have += 1
                 if waiting.all_seen:
                     waiting.seen_to, waiting.all_seen = Cursor(record.cursor - 1), False
                 if self._complete(waiting):
-                    done.append(key)
-        return self._recount(done, now)
+                    self._woken[key] = None
+
+    def ready(self, now: float) -> list[Outgoing]:
+        """Answer what was woken since the last call, so that records that come together are handed over together."""
+        if not self._woken:
+            return []
+        keys, self._woken = self._woken, {}
+        return self._recount((key for key in keys if key in self._waiting), now)
 
     def read(self, member: Member, now: float) -> list[Outgoing]:
         """Answer those gathers that only waited for `member` to read what it was sent."""

@@ -98,7 +98,7 @@ class Hub:
         self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
 
     def handle(self, peer: bytes, incoming: Incoming[ToHub]) -> list[Outgoing]:
-        """Everything that one message causes: its answer, and answers to gathers that it completes."""
+        """What one message causes but for the gathers that it completes, which `answers` has."""
         now = self._clock()
         message, request_id = incoming.message, incoming.request_id
         if isinstance(message, Hello):
@@ -138,6 +138,10 @@ class Hub:
                 return self._router.fail(member, message, request_id)
         return self._publish(member, message, incoming, now)
 
+    def answers(self) -> list[Outgoing]:
+        """Answers to the gathers that messages handled since the last call have completed."""
+        return self._gathers.ready(self._clock())
+
     def tick(self) -> list[Outgoing]:
         """Answers to gathers and requests whose deadline has passed; also lets go what is too old."""
         now = self._clock()
@@ -157,7 +161,8 @@ class Hub:
         """The group that was taken from `commits` is on disk: readers get it, and who waited for that is answered."""
         assert self.commits is not None
         group = self.commits.written
-        return [*self.commits.done(), *self._show(group)]
+        self._show(group)
+        return [*self.commits.done(), *self.answers()]
 
     def commit_failed(self, reason: str) -> list[Outgoing]:
         """The group could not be written: who waited for it is refused, and readers get the rest, from memory alone."""
@@ -166,15 +171,14 @@ class Hub:
         for publication, member in self._senders(group):
             if publication.waiters:
                 member.seen.add(publication.seq, refused("storage", reason))
-        return [*self.commits.fail(reason), *self._show([each for each in group if not each.waiters])]
+        self._show(each for each in group if not each.waiters)
+        return [*self.commits.fail(reason), *self.answers()]
 
-    def _show(self, publications: Iterable[Publication]) -> list[Outgoing]:
+    def _show(self, publications: Iterable[Publication]) -> None:
         """Let readers have records: what was answered as durable is never seen before it is, nor twice after a crash."""
-        woken = []
         for publication in publications:
             self._store.append(publication.record)
-            woken += self._gathers.wake(publication.record, self._clock())
-        return woken
+            self._gathers.wake(publication.record, self._clock())
 
     def _senders(self, publications: Sequence[Publication]) -> Iterator[tuple[Publication, Member]]:
         """Publications whose incarnation is still the present one, with its member."""
@@ -274,7 +278,8 @@ class Hub:
         accepted = Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)
         if self.commits is None:
             self._store.append(record)
-            return [accepted, *self._gathers.wake(record, now)]
+            self._gathers.wake(record, now)
+            return [accepted]
         waits = publish.durable or self.commits.behind
         self.commits.add(record, peer=member.peer, seq=publish.seq, waiter=incoming.request_id if waits else None)
         return [] if waits else [accepted]

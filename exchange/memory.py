@@ -71,7 +71,7 @@ class MemoryHub:
         self._inboxes.pop(peer, None)
 
     def receive(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        self._service.receive(peer, [memoryview(frame) for frame in frames])
+        self._service.receive([(peer, [memoryview(frame) for frame in frames])])
 
     def _send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         inbox = self._inboxes.get(peer)

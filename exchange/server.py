@@ -21,8 +21,8 @@ from exchange.types import Cursor
 
 __all__ = ["serve"]
 
-# Under a flood the socket is always readable; other tasks of the loop get a turn after so many messages.
-MESSAGES_PER_TURN = 32
+# Under a flood the socket is always readable; other tasks of the loop get a turn after so many.
+MULTIPARTS_PER_TURN = 16
 # How long an ending hub waits for workers to take their leave.
 FAREWELL_S = 0.5
 # Cursors begin at the wall clock, so those of a restarted hub are higher: it stores fewer than 2^20 records in a ms.
@@ -116,13 +116,18 @@ async def _part(channel: Channel, service: HubService) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(FAREWELL_S):
             while service.hub.attended():
-                peer, *frames = await channel.receive()
-                service.receive(bytes(peer), frames)
+                service.receive(await _turn(channel))
 
 
 async def _read(channel: Channel, service: HubService) -> None:
     while True:
-        for _ in range(MESSAGES_PER_TURN):
-            peer, *frames = await channel.receive()
-            service.receive(bytes(peer), frames)
+        service.receive(await _turn(channel))
         await asyncio.sleep(0)
+
+
+async def _turn(channel: Channel) -> list[tuple[bytes, Sequence[memoryview]]]:
+    """What is there, with its senders: one multipart at least, and not so many that other tasks wait for long."""
+    multiparts = [await channel.receive()]
+    while len(multiparts) < MULTIPARTS_PER_TURN and (another := channel.receive_now()) is not None:
+        multiparts.append(another)
+    return [(bytes(peer), frames) for peer, *frames in multiparts]

@@ -12,7 +12,7 @@ from exchange.commits import Publication
 from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
 from exchange.hub import Hub
 from exchange.messages import refused
-from exchange.wire import Buffer, Outgoing, encode_message, hub_decoder
+from exchange.wire import Buffer, Outgoing, encode_message, hub_decoder, joined, messages_in
 
 __all__ = ["HubService"]
 
@@ -50,20 +50,26 @@ class HubService:
         self._send = send
         self._decoder = hub_decoder()
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_to = 0.0
 
-    def receive(self, peer: bytes, frames: Sequence[memoryview]) -> None:
-        """Handle one message of `peer`, readable or not."""
+    def receive(self, multiparts: Iterable[tuple[bytes, Sequence[memoryview]]]) -> None:
+        """Handle what peers have sent, readable or not, and then answer all of it together."""
+        outgoing: list[Outgoing] = []
+        for peer, multipart in multiparts:
+            for frames in messages_in(multipart):
+                outgoing += self._handle(peer, frames)
+        self._deliver(outgoing + self.hub.answers())
+        self._arm()
+        self._arm_commit()
+
+    def _handle(self, peer: bytes, frames: Sequence[memoryview]) -> list[Outgoing]:
         try:
             incoming = self._decoder.decode(frames)
         except WireError as error:
             self.hub.bad_frame(frames, error)
             _log.warning("bad message from peer %s: %s", peer.hex(), error)
-            if isinstance(error, ProtocolError):
-                self._deliver([Outgoing(peer=peer, message=refused("protocol", str(error)))])
-            return
-        self._deliver(self.hub.handle(peer, incoming))
-        self._arm()
-        self._arm_commit()
+            return [Outgoing(peer=peer, message=refused("protocol", str(error)))] if isinstance(error, ProtocolError) else []
+        return self.hub.handle(peer, incoming)
 
     def tick(self) -> None:
         """Answer what is due by the clock."""
@@ -124,10 +130,12 @@ class HubService:
         self._arm_commit()
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
+        messages: dict[bytes, list[list[Buffer]]] = {}
         for item in outgoing:
-            frames = self._encode(item)
-            if not self._send(item.peer, frames):
-                self.hub.undeliverable(item.peer)
+            messages.setdefault(item.peer, []).append(self._encode(item))
+        for peer, waiting in messages.items():
+            if not all(self._send(peer, multipart) for multipart in joined(waiting)):
+                self.hub.undeliverable(peer)
 
     def _encode(self, item: Outgoing) -> list[Buffer]:
         try:
@@ -136,11 +144,11 @@ class HubService:
             return encode_message(refused("too_large", str(error)), item.request_id)
 
     def _arm(self) -> None:
-        """Have `tick` called at the hub's next deadline."""
+        """Have `tick` called at the hub's next deadline, or before it and then once more."""
+        deadline = self.hub.next_deadline()
+        if deadline is None or (self._timer is not None and self._armed_to <= deadline):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        deadline = self.hub.next_deadline()
-        if deadline is not None:
-            delay_s = max(deadline - self._clock(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.tick)
+        self._armed_to = deadline
+        self._timer = asyncio.get_running_loop().call_later(max(deadline - self._clock(), 0.0), self.tick)

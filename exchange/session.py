@@ -39,7 +39,7 @@ from exchange.messages import (
     Welcome,
 )
 from exchange.types import Version
-from exchange.wire import Buffer, Encoded, Incoming, encode_message, worker_decoder
+from exchange.wire import Buffer, Encoded, Incoming, encode_message, joined, messages_in, worker_decoder
 
 __all__ = ["Answer", "Link", "Session"]
 
@@ -189,18 +189,22 @@ class Session:
 
     async def _write(self) -> None:
         while True:
-            await self._link.send(await self._outbox.get())
+            waiting = [await self._outbox.get()]
+            while not self._outbox.empty():
+                waiting.append(self._outbox.get_nowait())
+            for multipart in joined(waiting):
+                await self._link.send(multipart)
 
     async def _read(self) -> None:
         while True:
-            frames = await self._link.receive()
-            try:
-                incoming = self._decoder.decode(frames)
-            except WireError as error:
-                _log.warning("bad message from the hub at %s: %s", self._endpoint, error)
-                continue
-            self._heard_at = self._loop.time()
-            self._take(incoming)
+            for frames in messages_in(await self._link.receive()):
+                try:
+                    incoming = self._decoder.decode(frames)
+                except WireError as error:
+                    _log.warning("bad message from the hub at %s: %s", self._endpoint, error)
+                    continue
+                self._heard_at = self._loop.time()
+                self._take(incoming)
 
     async def _beat(self, heartbeat_s: float) -> None:
         while True:

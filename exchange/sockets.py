@@ -48,6 +48,14 @@ class Channel:
         frames = await self.socket.recv_multipart(copy=False)
         return [frame.buffer for frame in frames]
 
+    def receive_now(self) -> list[memoryview] | None:
+        """One message that is there already, else None."""
+        future = self.socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        error = future.exception()  # type: ignore[attr-defined]  # NOBLOCK futures are done when they are returned
+        if isinstance(error, zmq.Again):
+            return None
+        return [frame.buffer for frame in future.result()]  # type: ignore[attr-defined]
+
     async def send(self, frames: Sequence[Buffer]) -> None:
         """Wait until the transport takes one message; waits for ever while the peer is away, so give it a deadline."""
         await self.socket.send_multipart(frames, copy=False)

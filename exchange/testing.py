@@ -180,7 +180,8 @@ class HubDriver:
         """Everything that one message causes."""
         self._request_id += 1
         frames = tuple(memoryview(frame) for frame in payload)
-        return self.hub.handle(peer.encode(), Incoming(message=message, request_id=self._request_id, payload=frames))
+        incoming = Incoming(message=message, request_id=self._request_id, payload=frames)
+        return self.hub.handle(peer.encode(), incoming) + self.hub.answers()
 
     def ask(self, peer: str, message: ToHub, payload: Sequence[Buffer] = ()) -> ToWorker:
         """The answer to one message that is answered at once."""

@@ -163,12 +163,14 @@ def _check_lengths(owner: Experience, names: tuple[str, ...], length: int) -> No
 
 def _check_texts(owner: VerifiedSuccesses | RolloutGroup) -> None:
     """Texts, their tokens and the tokens' ends must describe the same bytes."""
-    for name in ("text_lengths", "token_counts"):
+    for what, name in (("texts", "text_lengths"), ("token_ends", "token_counts")):
         lengths = getattr(owner, name)
-        if lengths.ndim != 1 or lengths.min(initial=0) < 0:
+        # As a list: a group is small, and for small arrays Python's own loops are the fastest.
+        listed = lengths.tolist()
+        if lengths.ndim != 1 or min(listed, default=0) < 0:
             raise ValueError(f"`{name}` must be one-dimensional and >= 0, got {lengths!r}")
-    _check_lengths(owner, ("texts",), int(owner.text_lengths.sum(dtype=np.int64)))
-    _check_lengths(owner, ("token_ends",), int(owner.token_counts.sum(dtype=np.int64)))
-    last_byte = np.repeat(owner.text_lengths, owner.token_counts)
-    if owner.token_ends.min(initial=0) < 0 or (owner.token_ends > last_byte).any():
+        _check_lengths(owner, (what,), sum(listed))
+    # Seen as unsigned, an end before its text is one far behind it.
+    last_byte = owner.text_lengths.astype(np.uint32).repeat(owner.token_counts)
+    if np.greater(owner.token_ends.astype(np.uint32), last_byte).any():
         raise ValueError("`token_ends` must lie within their own text, got an end outside of it")

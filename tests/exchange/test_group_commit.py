@@ -16,7 +16,7 @@ from exchange.messages import Accepted, Hello, Ping, Pong, Publish, Refused, ToH
 from exchange.service import HubService
 from exchange.testing import rewards_of
 from exchange.types import AgentName
-from exchange.wire import Buffer, encode_message, encode_record, worker_decoder
+from exchange.wire import Buffer, encode_message, encode_record, messages_in, worker_decoder
 
 
 class SlowLog:
@@ -52,14 +52,15 @@ class Wired:
         self._seq = 0
 
     def _keep(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
-        self.answers.append(self._decoder.decode([memoryview(frame) for frame in frames]).message)
-        if isinstance(self.answers[-1], Refused):
-            self.refused.set()
+        for message in messages_in([memoryview(frame) for frame in frames]):
+            self.answers.append(self._decoder.decode(message).message)
+            if isinstance(self.answers[-1], Refused):
+                self.refused.set()
         return True
 
     def say(self, message: ToHub, payload: Sequence[Buffer] = ()) -> None:
         frames = encode_message(message, 1, payload)
-        self.service.receive(b"alpha", [memoryview(frame) for frame in frames])
+        self.service.receive([(b"alpha", [memoryview(frame) for frame in frames])])
 
     def publish(self, *, durable: bool = True) -> None:
         self._seq += 1

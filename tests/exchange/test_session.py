@@ -12,7 +12,7 @@ from exchange.messages import Accepted, Bye, Closing, Goodbye, Hello, Ping, Publ
 from exchange.session import Session
 from exchange.testing import rewards_of
 from exchange.types import AgentName, Cursor, Version
-from exchange.wire import Buffer, Incoming, encode_message, encode_record, hub_decoder
+from exchange.wire import Buffer, Incoming, encode_message, encode_record, hub_decoder, messages_in
 
 WELCOME = Welcome(epoch=3, credit_messages=4, credit_bytes=1 << 20, max_record_bytes=1 << 20, heartbeat_s=60.0)
 
@@ -25,7 +25,8 @@ class PlayedHub:
         self._answers: asyncio.Queue[list[memoryview]] = asyncio.Queue()
 
     async def send(self, frames: Sequence[Buffer]) -> None:
-        self._sent.put_nowait(hub_decoder().decode([memoryview(frame) for frame in frames]))
+        for message in messages_in([memoryview(frame) for frame in frames]):
+            self._sent.put_nowait(hub_decoder().decode(message))
 
     async def receive(self) -> list[memoryview]:
         return await self._answers.get()

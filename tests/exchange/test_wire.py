@@ -20,12 +20,15 @@ from exchange.messages import Gather, Hello, Publish, Rows, ToHub, ToWorker
 from exchange.testing import a_rollout_group, a_success, rewards_of, step_prompts
 from exchange.types import AgentName, AnyExperience, Message, PromptId, RolloutGroup, VerifiedSuccesses
 from exchange.wire import (
+    MAJOR,
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
     RecordDecoder,
     encode_message,
     encode_record,
     hub_decoder,
+    joined,
+    messages_in,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -48,7 +51,7 @@ def same(left: AnyExperience, right: AnyExperience) -> bool:
     )
 
 
-def framed(header: bytes, *, magic: bytes = b"MRLX", major: int = 1, crc: int | None = None) -> list[memoryview]:
+def framed(header: bytes, *, magic: bytes = b"MRLX", major: int = MAJOR, crc: int | None = None) -> list[memoryview]:
     checksum = zlib.crc32(header) if crc is None else crc
     fixed = struct.pack("<4s4HIQQIxxxx", magic, major, 0, 0, 0, len(header), 0, 1, checksum)
     return [memoryview(fixed), memoryview(header)]
@@ -105,8 +108,8 @@ def test_bad_frames_are_wire_errors(frames: list[memoryview]) -> None:
 
 
 def test_another_protocol_version_is_told_apart() -> None:
-    with pytest.raises(ProtocolError, match=r"got 2\.0"):
-        hub_decoder().decode(framed(b"\x80", major=2))
+    with pytest.raises(ProtocolError, match=r"got 9\.0"):
+        hub_decoder().decode(framed(b"\x80", major=9))
 
 
 @settings(max_examples=50, deadline=None)
@@ -233,3 +236,26 @@ def test_the_types_of_both_directions_are_apart() -> None:
     assert not set(ToHub.__args__) & set(ToWorker.__args__)
     assert Rows in ToWorker.__args__
     assert VerifiedSuccesses in AnyExperience.__args__
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.binary(max_size=300_000), max_size=3), max_size=12))
+def test_messages_that_go_together_come_apart_as_they_were(payloads: list[list[bytes]]) -> None:
+    messages = [encode_message(Publish(seq=seq, body=b"x"), seq, payload) for seq, payload in enumerate(payloads, 1)]
+    multiparts = [views(multipart) for multipart in joined(messages)]
+    got = [hub_decoder().decode(frames) for multipart in multiparts for frames in messages_in(multipart)]
+    assert [item.request_id for item in got] == list(range(1, len(payloads) + 1))
+    assert [[bytes(frame) for frame in item.payload] for item in got] == payloads
+    assert len(multiparts) <= 1 + sum(len(frame) for payload in payloads for frame in payload) // (200 << 10)
+
+
+def test_one_bad_message_among_others_spoils_no_other() -> None:
+    good = views(encode_message(Hello(name=AgentName("alpha"), run_id="r")))
+    bad = framed(b"\x80", crc=7)
+    outcomes = []
+    for frames in messages_in([*good, *bad, *good, memoryview(b"no head"), *good]):
+        try:
+            outcomes.append(type(hub_decoder().decode(frames).message).__name__)
+        except WireError:
+            outcomes.append("bad")
+    assert outcomes == ["Hello", "bad", "Hello", "bad"], "behind a frame that begins no message nothing can be told apart"

@@ -1,0 +1,189 @@
+"""The processes of benchmarks/exchange.py: `python exchange_roles.py ROLE ARGUMENTS…`.
+
+A role says "ready" on stdout when it can be used, then does one piece of work for every line on stdin and answers it with one
+line; it ends with its stdin. Every role is one asyncio process, those of the exchange and those of the raw relay alike.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Python puts a script's own folder first on the path, where `exchange` would be the benchmark.
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]  # noqa: PTH100, PTH120
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+import exchange
+from exchange.testing import a_rollout_group
+from exchange.types import AgentName, Cursor, RolloutGroup
+from exchange.wire import encode_record
+
+IN_FLIGHT = 64
+RUN_ID = "bench"
+Work = Callable[[str], Awaitable[object]]
+
+
+def group_of(agent: str, tokens: int) -> RolloutGroup:
+    """A group of 8 completions of so many tokens of one byte each."""
+    return a_rollout_group(AgentName(agent), 0, "p", tokens=tokens)
+
+
+async def obey(work: Work) -> None:
+    """Do the work of every line of stdin."""
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    print("ready", flush=True)
+    while line := await lines.readline():
+        print(await work(line.decode().strip()), flush=True)
+
+
+async def hub(endpoint: str, directory: str) -> None:
+    """The exchange's hub; an empty directory means that it keeps records in memory alone. Answers its CPU seconds."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    config = exchange.HubConfig(run_id=RUN_ID, memory_bytes=128 << 20)
+    where = Path(directory) if directory else None
+    serving = asyncio.create_task(exchange.serve(endpoint, config, stop=stop, on_ready=lambda _: ready.set(), directory=where))
+    await asyncio.wait((serving, asyncio.create_task(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
+
+    async def cpu_seconds(_: str) -> float:
+        return time.process_time()
+
+    await obey(cpu_seconds)
+    stop.set()
+    await serving
+
+
+async def publisher(endpoint: str, name: str, tokens: str, ack: str) -> None:
+    """Publishes as many groups as it is told, 64 in flight, and answers when each has its acknowledgement."""
+    group = group_of(name, int(tokens))
+    async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
+        await obey(lambda line: _publish(ex, group, int(line), ack))
+
+
+async def _publish(ex: exchange.Client, group: RolloutGroup, count: int, ack: str) -> str:
+    left = iter(range(count))
+
+    async def one_after_the_other() -> None:
+        for _ in left:
+            await ex.publish(group, ack="durable" if ack == "durable" else "accepted")
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(IN_FLIGHT)))
+    return "done"
+
+
+async def consumer(endpoint: str, name: str) -> None:
+    """Gathers as many rows as it is told."""
+    async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
+        await obey(_Gatherer(ex, None).take)
+
+
+class _Gatherer:
+    """Gathers from where it stands."""
+
+    def __init__(self, ex: exchange.Client, agents: set[str] | None) -> None:
+        self._ex = ex
+        self._agents = agents
+        self._cursor = Cursor(0)
+
+    async def take(self, line: str) -> str:
+        taken, count = 0, int(line)
+        while taken < count:
+            agents = None if self._agents is None else set(map(AgentName, self._agents))
+            got = await self._ex.gather(kinds={"rollouts"}, agents=agents, after=self._cursor, min_count=1, deadline_s=10.0)
+            taken, self._cursor = taken + len(got.rows), got.cursor
+        return "done"
+
+
+async def agent(endpoint: str, name: str, peer: str, tokens: str) -> None:
+    """Publishes and gathers from one peer at the same time; an empty peer: publishes only; 0 tokens: gathers only."""
+    async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
+        gatherer = _Gatherer(ex, {peer})
+
+        async def both(line: str) -> str:
+            work: list[Awaitable[str]] = [gatherer.take(line)] if peer else []
+            if int(tokens):
+                work.append(_publish(ex, group_of(name, int(tokens)), int(line), "accepted"))
+            await asyncio.gather(*work)
+            return "done"
+
+        await obey(both)
+
+
+async def idler(endpoint: str, name: str) -> None:
+    """A worker that waits for a peer's experience which never comes."""
+    async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
+        waiting = asyncio.create_task(anext(ex.subscribe(kinds={"rollouts"}, agents={AgentName("nobody")})))
+        await obey(lambda _: asyncio.sleep(0, "done"))
+        waiting.cancel()
+
+
+async def relay(endpoint: str) -> None:
+    """ROUTER: hands each message of the publisher to the consumer and acknowledges it."""
+    socket = zmq.asyncio.Context().socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.bind(endpoint)
+
+    async def forward() -> None:
+        while True:
+            sender, *frames = await socket.recv_multipart(copy=False)
+            if sender.bytes == b"publisher":
+                await socket.send_multipart([b"consumer", *frames], copy=False)
+            await socket.send_multipart([sender.bytes, b"ack"])
+
+    forwarding = asyncio.create_task(forward())
+    await obey(lambda _: asyncio.sleep(0, "done"))
+    forwarding.cancel()
+
+
+def _dealer(endpoint: str, name: bytes) -> zmq.asyncio.Socket:
+    socket = zmq.asyncio.Context().socket(zmq.DEALER)
+    socket.linger = 0
+    socket.routing_id = name
+    socket.connect(endpoint)
+    return socket
+
+
+async def relay_publisher(endpoint: str, tokens: str) -> None:
+    """Sends the frames of a record as often as it is told, 64 without acknowledgement at most."""
+    record = encode_record(group_of("publisher", int(tokens)))
+    socket = _dealer(endpoint, b"publisher")
+
+    async def send(line: str) -> str:
+        count = int(line)
+        for sent in range(count + IN_FLIGHT):
+            if sent < count:
+                await socket.send_multipart([record.body, *record.frames], copy=False)
+            if sent >= IN_FLIGHT:
+                await socket.recv_multipart()
+        return "done"
+
+    await obey(send)
+
+
+async def relay_consumer(endpoint: str) -> None:
+    """Takes as many messages as it is told."""
+    socket = _dealer(endpoint, b"consumer")
+    await socket.send(b"hello")
+    await socket.recv()  # only now can the relay reach it; before, a ROUTER drops in silence
+
+    async def take(line: str) -> str:
+        for _ in range(int(line)):
+            await socket.recv_multipart(copy=False)
+        return "done"
+
+    await obey(take)
+
+
+ROLES: dict[str, Callable[..., Awaitable[None]]] = {
+    role.__name__: role for role in (hub, publisher, consumer, agent, idler, relay, relay_publisher, relay_consumer)
+}
+
+if __name__ == "__main__":
+    asyncio.run(ROLES[sys.argv[1]](*sys.argv[2:]))  # type: ignore[arg-type]
