@@ -154,13 +154,16 @@ class Client:
             async for row in ex.subscribe(kinds={"successes"}, agents={"beta"}):
                 ...
 
-        after: START is the oldest that the hub still has; `(await ex.stats()).cursor` is now. name: of a consumer of this
-        worker whose cursor the hub keeps; without `after` it goes on behind its last `commit`. max_bytes: fetched at a
-        time. Up to 8 subscriptions of a client wait at once, more take turns. Raises ValueError for an unknown kind.
+        after: START is the oldest that the hub still has, in memory or on its disk; `(await ex.stats()).cursor` is now.
+        name: of a consumer of this worker whose cursor the hub keeps; without `after` it goes on behind its last `commit`.
+        max_bytes: fetched at a time. Up to 8 subscriptions of a client wait at once, more take turns. Raises ValueError
+        for an unknown kind.
         """
         self._kinds.check_known(kinds)
         request = gather_message(kinds, after, **filters)
-        request = msgspec.structs.replace(request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes)
+        request = msgspec.structs.replace(
+            request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes, replay=True
+        )
         return Subscription(request, pull=lambda gather: self._pull(gather, self._polls), commit=self._commit)
 
     async def request(self, message: PeerRequest[R], *, to: str, timeout_s: float) -> R:

@@ -26,6 +26,7 @@ from exchange.files import Files, OSFiles, claim_run, hold_directory
 from exchange.index import Index, open_index
 from exchange.index_rows import Change, ConsumerCursor, IndexedRecord, RecordMeta, SegmentFacts, saw
 from exchange.members import Incarnation
+from exchange.replays import Chunk, Reading, read_chunk
 from exchange.segment_records import SegmentRecord
 from exchange.segments import Place, SegmentLog
 from exchange.store import Record
@@ -67,6 +68,7 @@ class DiskStore:
         claim_run(files, run_id)
         self._log = SegmentLog(files, self._settings.segment_bytes)
         self._counts = DiskStats()
+        self._damaged_reads = 0
         state = index.state()
         self.newest, self.dropped_to = state.newest, state.dropped_to
         self.incarnations, self.consumers = state.incarnations, state.consumers
@@ -148,6 +150,7 @@ class DiskStore:
         except StorageError:
             if found.place.segment not in self._log.sizes:
                 return None
+            self._damaged_reads += 1
             raise
         if stored.cursor != found.cursor:
             raise StorageError(
@@ -162,9 +165,17 @@ class DiskStore:
             step=found.step,
             version=found.version,
             encoded=Encoded(body=stored.body, frames=tuple(stored.frames)),
-            # A wall clock that was set back between two hubs must not make a record come from the future.
-            stored_at=min(found.stored_at_ns / 1e9 - self._wall_minus_clock_s, self._clock()),
+            stored_at=self.stored_at(found),
         )
+
+    def stored_at(self, found: IndexedRecord) -> float:
+        """When a record was stored, on the clock of this hub."""
+        # A wall clock that was set back between two hubs must not make a record come from the future.
+        return min(found.stored_at_ns / 1e9 - self._wall_minus_clock_s, self._clock())
+
+    def read(self, reading: Reading) -> Chunk:
+        """Read for one gather; see read_chunk. One thread at a time."""
+        return read_chunk(self, reading)
 
     def retain(self, keep_from: Cursor | None = None) -> None:
         """Remove the oldest segments that are over the limits. keep_from: from here on somebody still needs records."""
@@ -197,6 +208,7 @@ class DiskStore:
             records=sum(each.records for each in facts),
             index_bytes=index_bytes,
             wal_bytes=wal_bytes,
+            damaged_reads=self._damaged_reads,
         )
 
     def _to_wall_ns(self, seconds: float) -> int:
@@ -253,8 +265,9 @@ class DiskStore:
     def _drop(self, segment: int, facts: SegmentFacts | None, *, forced: bool) -> None:
         """Forget a segment and remove it; one that a crash leaves behind is removed at the next start."""
         if facts is not None:
-            self._index.forget(segment, facts.last)
+            # First, so that a reader that misses a record finds it told. If the index then fails, a gap is told for nothing.
             self.dropped_to = facts.last
+            self._index.forget(segment, facts.last)
         self._facts.pop(segment, None)
         self._counts = replace(
             self._counts,

@@ -41,6 +41,7 @@ class DiskStats:
 
     Found at the start: reindexed records that the index had not known, truncated_bytes of a write that a crash cut off,
     skipped_bytes of damaged segments, lost records that the index knew and no segment has. damaged_index: moved there.
+    damaged_reads: of records that readers had to go on without.
     """
 
     nbytes: int = 0
@@ -55,4 +56,5 @@ class DiskStats:
     truncated_bytes: int = 0
     skipped_bytes: int = 0
     lost: int = 0
+    damaged_reads: int = 0
     damaged_index: Path | None = None

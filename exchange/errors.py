@@ -50,7 +50,7 @@ class GapError(ExchangeError, LookupError):
     def __str__(self) -> str:
         return (
             f"the hub no longer has all rows, got after={self.after} where some up to {self.to} are gone: iterate again to "
-            f"go on behind them, and read faster or raise the exchange's `memory_bytes`"
+            f"go on behind them, and read faster, raise the exchange's `memory_bytes`, or give it a disk with room"
         )
 
 

@@ -1,21 +1,23 @@
-"""The gathers that wait: for rows, for their deadline, or for their worker to read what it was sent.
+"""The gathers that wait: for rows, for their deadline, for the disk, or for their worker to read what it was sent.
 
 Also where each named consumer stands, as a gather may begin there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from exchange.members import Member
 from exchange.messages import Commit, Committed, Gather, Refused, refused
+from exchange.replays import Chunk, Reading, Replay, Replays
 from exchange.selection import Selection, Selector
 from exchange.store import Record
 from exchange.types import START, AgentName, Cursor
-from exchange.wire import MAX_RECORD_BYTES, Outgoing
+from exchange.wire import MAX_RECORD_BYTES, Buffer, Outgoing
 
 __all__ = ["Gathers"]
 
@@ -42,17 +44,26 @@ class _Waiting:
 
 
 class Gathers:
-    """Answers gathers at once or later. unread_limit_bytes: of Rows that a worker was sent and has not read."""
+    """Answers gathers at once or later. unread_limit_bytes: of Rows that a worker was sent and has not read.
 
-    def __init__(self, selector: Selector, *, unread_limit_bytes: int) -> None:
+    durable: what memory has let go can be read from a disk.
+    """
+
+    def __init__(self, selector: Selector, *, unread_limit_bytes: int, durable: bool = False) -> None:
         self._selector = selector
         self._unread_limit_bytes = unread_limit_bytes
         self._waiting: dict[_Key, _Waiting] = {}
         self._woken: dict[_Key, None] = {}
+        self._replays = Replays()
+        self._durable = durable
+        # Cursors of records that are in memory alone, as the disk had refused them; and, of those that memory has let go,
+        # the first and the last.
+        self._unsaved: deque[Cursor] = deque()
+        self._lost_unsaved = (START, START)
         self._committed: dict[AgentName, dict[str, Cursor]] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._replays)
 
     def ask(self, member: Member, gather: Gather, request_id: int, now: float) -> list[Outgoing]:
         """The answer to a new gather, or nothing when it has to wait."""
@@ -63,21 +74,84 @@ class Gathers:
         if gather.consumer is not None and gather.after == START:
             after = self._committed.get(member.name, {}).get(gather.consumer, START)
             gather = msgspec.structs.replace(gather, after=after)
+        return self._begin(Replay(member=member, gather=gather, request_id=request_id, deadline=now + gather.deadline_s), now)
+
+    def _begin(self, asked: Replay, now: float) -> list[Outgoing]:
+        """Answer a gather from memory, or let it wait there, or for the disk."""
+        member, gather = asked.member, asked.gather
+        if self._replayed(gather) and gather.after < self._selector.lost_to(member.name, gather):
+            self._replays.add(asked)
+            return []
         selection = self._selector.run(member.name, gather, now)
         seen_to = self._selector.start(member.name, gather)
         waiting = _Waiting(
             member=member,
             gather=gather,
-            request_id=request_id,
-            deadline=now + gather.deadline_s,
+            request_id=asked.request_id,
+            deadline=asked.deadline,
             have=selection.matching,
             seen_to=seen_to,
             all_seen=not selection.matching and self._selector.gap_to(member.name, gather, seen_to) == START,
         )
-        if gather.deadline_s <= 0 or self._complete(waiting):
+        if asked.deadline <= now or self._complete(waiting):
             return [self._answer(waiting, selection, now)]
-        self._waiting[member.peer, request_id] = waiting
+        self._waiting[member.peer, asked.request_id] = waiting
         return []
+
+    def next_reading(self, now: float) -> Reading | None:
+        """What is to be read from the disk now; None for nothing, and while something is."""
+        replay = self._replays.take(self._may_send)
+        if replay is None:
+            return None
+        name, gather = replay.member.name, replay.gather
+        return Reading(matcher=self._selector.matcher(name, gather, now), to=self._selector.lost_to(name, gather))
+
+    def replayed(self, chunk: Chunk, now: float) -> list[Outgoing]:
+        """Answer with what was read, or go on where it ended."""
+        replay = self._replays.done()
+        if replay is None:
+            return []
+        member, gather = replay.member, replay.gather
+        if not self._may_send(member):
+            # Answered otherwise meanwhile: what was read is let go, as it may not wait here.
+            self._replays.add(replay)
+            return []
+        replay.lost_to = max(replay.lost_to, chunk.lost_to, self._unsaved_within(gather.after, chunk.cursor))
+        matcher = self._selector.matcher(member.name, gather, now)
+        selection = self._selector.replayed(matcher, chunk.records, chunk.cursor, chunk.withheld)
+        if selection.records or replay.lost_to:
+            message, payload = self._selector.answer(member, selection, now, replay.lost_to)
+            return [Outgoing(peer=member.peer, message=message, request_id=replay.request_id, payload=payload)]
+        member.tally.withheld += chunk.withheld
+        replay.gather = msgspec.structs.replace(gather, after=chunk.cursor)
+        return self._begin(replay, now)
+
+    def replay_failed(self, reason: str) -> list[Outgoing]:
+        """Nothing could be read."""
+        replay = self._replays.done()
+        if replay is None:
+            return []
+        return [Outgoing(peer=replay.member.peer, message=refused("storage", reason), request_id=replay.request_id)]
+
+    def unsaved(self, cursor: Cursor) -> None:
+        """A record that readers have is in memory alone."""
+        self._forget_unsaved()
+        self._unsaved.append(cursor)
+
+    def _forget_unsaved(self) -> None:
+        """Note which of them memory has let go."""
+        while self._unsaved and self._unsaved[0] <= self._selector.evicted_to:
+            lost = self._unsaved.popleft()
+            self._lost_unsaved = (self._lost_unsaved[0] or lost, lost)
+
+    def _unsaved_within(self, after: Cursor, to: Cursor) -> Cursor:
+        """Up to where records that the disk never had may be missing between two cursors, or 0."""
+        self._forget_unsaved()
+        first, last = self._lost_unsaved
+        return min(last, to) if START < after < last and first <= to else START
+
+    def _replayed(self, gather: Gather) -> bool:
+        return self._durable and gather.replay
 
     def commit(self, member: Member, commit: Commit) -> Committed | Refused:
         """Move a named consumer of a worker forward."""
@@ -122,8 +196,10 @@ class Gathers:
 
     def cancel(self, peer: bytes, request_id: int) -> None:
         self._waiting.pop((peer, request_id), None)
+        self._replays.cancel(peer, request_id)
 
     def forget(self, peer: bytes) -> None:
+        self._replays.forget(peer)
         for key in [key for key in self._waiting if key[0] == peer]:
             del self._waiting[key]
 
@@ -131,7 +207,7 @@ class Gathers:
         if not 0 < gather.max_bytes <= MAX_RECORD_BYTES:
             detail = f"`max_bytes` must be > 0 and <= {MAX_RECORD_BYTES}, got max_bytes={gather.max_bytes}"
             return refused("invalid", detail)
-        if sum(waiting.member is member for waiting in self._waiting.values()) >= MAX_WAITING:
+        if sum(waiting.member is member for waiting in self._waiting.values()) + self._replays.of(member) >= MAX_WAITING:
             detail = f"a worker may have {MAX_WAITING} gathers waiting, got one more from {member.name!r}"
             return refused("too_many", detail)
         return None
@@ -158,9 +234,14 @@ class Gathers:
         return self._selector.run(waiting.member.name, waiting.gather, now)
 
     def _answer(self, waiting: _Waiting, selection: Selection, now: float) -> Outgoing:
-        member = waiting.member
-        if self._may_send(member):
-            gap_to = START if waiting.all_seen else self._selector.gap_to(member.name, waiting.gather, waiting.seen_to)
+        member, gather = waiting.member, waiting.gather
+        gap_to = START if waiting.all_seen else self._selector.gap_to(member.name, gather, waiting.seen_to)
+        payload: Sequence[Buffer] = ()
+        if gap_to and self._replayed(gather):
+            # Asked for again from there, it is read from the disk.
+            message = self._selector.nothing_yet(msgspec.structs.replace(gather, after=waiting.seen_to))
+        elif self._may_send(member):
             message, payload = self._selector.answer(member, selection, now, gap_to)
-            return Outgoing(peer=member.peer, message=message, request_id=waiting.request_id, payload=payload)
-        return Outgoing(peer=member.peer, message=self._selector.nothing_yet(waiting.gather), request_id=waiting.request_id)
+        else:
+            message = self._selector.nothing_yet(gather)
+        return Outgoing(peer=member.peer, message=message, request_id=waiting.request_id, payload=payload)

@@ -40,6 +40,7 @@ from exchange.messages import (
     Welcome,
     refused,
 )
+from exchange.replays import Chunk, Reading
 from exchange.router import Router
 from exchange.selection import Selector
 from exchange.stats import HubStats
@@ -84,7 +85,7 @@ class Hub:
         selector = Selector(self._store, self._members, config.edges)
         self._admission = Admission(memory_bytes=config.memory_bytes)
         self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
-        self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes)
+        self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes, durable=durable)
         self._router = Router(
             self._members,
             config.edges,
@@ -171,8 +172,23 @@ class Hub:
         for publication, member in self._senders(group):
             if publication.waiters:
                 member.seen.add(publication.seq, refused("storage", reason))
-        self._show(each for each in group if not each.waiters)
+        shown = [each for each in group if not each.waiters]
+        for publication in shown:
+            self._gathers.unsaved(publication.record.cursor)
+        self._show(shown)
         return [*self.commits.fail(reason), *self.answers()]
+
+    def next_reading(self) -> Reading | None:
+        """What whoever owns the disk is to read now, and then say `replayed` or `replay_failed`; one at a time."""
+        return self._gathers.next_reading(self._clock())
+
+    def replayed(self, chunk: Chunk) -> list[Outgoing]:
+        """What was read, for the gather that waits for it."""
+        return self._gathers.replayed(chunk, self._clock())
+
+    def replay_failed(self, reason: str) -> list[Outgoing]:
+        """It could not be read."""
+        return self._gathers.replay_failed(reason)
 
     def _show(self, publications: Iterable[Publication]) -> None:
         """Let readers have records: what was answered as durable is never seen before it is, nor twice after a crash."""

@@ -148,7 +148,8 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     max_lag: in versions behind the producer's newest; rows of an earlier epoch never pass it. The answer waits until
     min_count rows match or deadline_s has passed. max_bytes: of the answer, but at least one row.
     latest_only: of the rows that fit, only each producer's newest of a kind on a prompt. received_bytes: of all
-    payloads since the WELCOME. consumer: a name whose committed cursor stands in for an `after` of 0.
+    payloads since the WELCOME. consumer: a name whose committed cursor stands in for an `after` of 0. replay: rows that the
+    hub's memory has let go come from its disk, in answers of their own, without waiting for min_count.
     Example: Gather(kinds=("successes",), prompt_ids=("4f0c…",), after=17, min_count=1, deadline_s=0.5).
     """
 
@@ -166,6 +167,7 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     latest_only: bool = False
     received_bytes: int = 0
     consumer: str | None = None
+    replay: bool = False
 
     def __post_init__(self) -> None:
         if self.consumer is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from exchange.arrays import padding
 from exchange.config import Edges
+from exchange.matching import Matcher
 from exchange.members import Member, Members
 from exchange.messages import Gather, RowHeader, Rows
 from exchange.store import MemoryStore, Record
@@ -47,8 +48,9 @@ class Selector:
         records: list[Record] = []
         payload_bytes = header_bytes = matching = withheld = 0
         cut = False
-        for record in self._candidates(learner, gather, now):
-            if not self._allowed(learner, record):
+        matcher = self.matcher(learner, gather, now)
+        for record in self._candidates(matcher):
+            if not matcher.allowed(record.agent, record.kind):
                 withheld += not cut
                 continue
             matching += 1
@@ -63,14 +65,23 @@ class Selector:
         cursor = records[-1].cursor if cut else max(self._store.newest, gather.after)
         return Selection(records=tuple(records), cursor=cursor, more=cut, matching=matching, withheld=withheld)
 
-    def _candidates(self, learner: AgentName, gather: Gather, now: float) -> Iterable[Record]:
+    def replayed(self, matcher: Matcher, chunk: Sequence[Record], cursor: Cursor, withheld: int) -> Selection:
+        """Rows that were read from the disk, as far as they still fit."""
+        records = (each for each in chunk if _matches(matcher, each) and matcher.allowed(each.agent, each.kind))
+        fitting = tuple(_latest(records) if matcher.gather.latest_only else records)
+        return Selection(records=fitting, cursor=cursor, more=True, matching=len(fitting), withheld=withheld)
+
+    def matcher(self, learner: AgentName, gather: Gather, now: float) -> Matcher:
+        """The gather's filters as they are now."""
+        newest = {} if gather.max_lag is None else self._members.newest()
+        return Matcher(learner=learner, gather=gather, edges=self._edges, newest=newest, now=now)
+
+    def _candidates(self, matcher: Matcher) -> Iterable[Record]:
         """The records that pass every filter, in cursor order."""
+        gather = matcher.gather
         selected = self._store.select(gather.kinds, gather.prompt_ids, gather.after)
-        matching = (record for record in selected if self._matches(learner, gather, record, now))
-        if not gather.latest_only:
-            return matching
-        latest = {(record.agent, record.kind, record.prompt_ids): record for record in matching}
-        return sorted(latest.values(), key=lambda record: record.cursor)
+        matching = (record for record in selected if _matches(matcher, record))
+        return _latest(matching) if gather.latest_only else matching
 
     def fits(self, learner: AgentName, gather: Gather, record: Record, now: float) -> bool:
         """Whether `learner` would get this one record."""
@@ -78,45 +89,30 @@ class Selector:
             return False
         if gather.prompt_ids is not None and set(gather.prompt_ids).isdisjoint(record.prompt_ids):
             return False
-        return self._matches(learner, gather, record, now) and self._allowed(learner, record)
-
-    def _matches(self, learner: AgentName, gather: Gather, record: Record, now: float) -> bool:
-        """All filters but kind, prompt and cursor, which the store's index answers."""
-        if record.agent == learner if gather.agents is None else record.agent not in gather.agents:
-            return False
-        if gather.min_step is not None and record.step < gather.min_step:
-            return False
-        if gather.max_step is not None and record.step > gather.max_step:
-            return False
-        if gather.max_age_s is not None and now - record.stored_at > gather.max_age_s:
-            return False
-        if gather.max_lag is None:
-            return True
-        lag = self._members[record.agent].lag(record.version)
-        return lag is not None and lag <= gather.max_lag
-
-    def _allowed(self, learner: AgentName, record: Record) -> bool:
-        return (
-            self._edges is None
-            or record.kind == "prompts"
-            or record.agent == learner
-            or (learner, record.agent, record.kind) in self._edges
-        )
+        matcher = self.matcher(learner, gather, now)
+        return _matches(matcher, record) and matcher.allowed(record.agent, record.kind)
 
     def start(self, learner: AgentName, gather: Gather) -> Cursor:
         """The cursor behind which a gather misses no row yet; one from the start takes what is there as all."""
-        return gather.after or self._lost_to(learner, gather)
+        return gather.after or self.lost_to(learner, gather)
 
     def newest(self) -> Cursor:
         """The cursor of the newest record."""
         return self._store.newest
 
+    @property
+    def evicted_to(self) -> Cursor:
+        """Up to where memory has let records go."""
+        return self._store.evicted_to
+
     def gap_to(self, learner: AgentName, gather: Gather, seen_to: Cursor) -> Cursor:
         """Up to where rows behind `seen_to` may be missing from the answer to a gather, or 0."""
-        lost_to = self._lost_to(learner, gather)
+        lost_to = self.lost_to(learner, gather)
         return lost_to if lost_to > seen_to else START
 
-    def _lost_to(self, learner: AgentName, gather: Gather) -> Cursor:
+    def lost_to(self, learner: AgentName, gather: Gather) -> Cursor:
+        """Up to where memory may miss rows of the asked kinds and agents."""
+
         def wanted(agent: AgentName, kind: Kind) -> bool:
             return kind in gather.kinds and (agent != learner if gather.agents is None else agent in gather.agents)
 
@@ -146,6 +142,16 @@ class Selector:
         """The answer when the worker has too much unread: ask again from the same place."""
         newest = self._members.newest()
         return Rows(rows=(), cursor=gather.after, more=True, newest=newest, evicted_to=self._store.evicted_to)
+
+
+def _matches(matcher: Matcher, record: Record) -> bool:
+    return matcher.matches(record.agent, record.step, record.version, record.stored_at)
+
+
+def _latest(records: Iterable[Record]) -> list[Record]:
+    """Each producer's newest of a kind on a prompt, in cursor order."""
+    latest = {(record.agent, record.kind, record.prompt_ids): record for record in records}
+    return sorted(latest.values(), key=lambda record: record.cursor)
 
 
 def _pack(records: Sequence[Record], lags: Iterable[int | None], now: float) -> tuple[tuple[RowHeader, ...], Sequence[Buffer]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
 from exchange.endpoints import check_endpoint, claim
 from exchange.hub import Hub
+from exchange.replays import load_or_log
 from exchange.segments import SEGMENT_BYTES
 from exchange.service import HubService
 from exchange.sockets import Channel, bind_channel
@@ -92,7 +93,14 @@ def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
     latest = store.latest(config.memory_bytes)
     complete = len(latest) == store.stats().records
     missing_to = store.dropped_to if complete or not latest else Cursor(latest[0].cursor - 1)
-    hub.recall((record for found in latest if (record := store.load(found)) is not None), missing_to=missing_to)
+    records = []
+    for found in latest:
+        record = load_or_log(store, found)
+        if record is None:
+            missing_to = found.cursor
+        else:
+            records.append(record)
+    hub.recall(records, missing_to=missing_to)
     return hub
 
 

@@ -12,6 +12,7 @@ from exchange.commits import Publication
 from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
 from exchange.hub import Hub
 from exchange.messages import refused
+from exchange.replays import Chunk, Reading
 from exchange.wire import Buffer, Outgoing, encode_message, hub_decoder, joined, messages_in
 
 __all__ = ["HubService"]
@@ -33,6 +34,10 @@ class Log(Protocol):
         the group is kept."""
         ...
 
+    def read(self, reading: Reading) -> Chunk:
+        """Read records; called in another thread, one reading at a time. Raises StorageError."""
+        ...
+
 
 class HubService:
     """A hub that lives on the running event loop. send: hands frames to a peer's transport, False when it cannot.
@@ -44,6 +49,8 @@ class HubService:
         self.hub = hub
         self._log = log
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="exchange disk") if log is not None else None
+        self._replay = ThreadPoolExecutor(1, thread_name_prefix="exchange replay") if log is not None else None
+        self._reading: asyncio.Future[Chunk] | None = None
         self._commit_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Future[None] | None = None
         self._clock = clock
@@ -51,6 +58,7 @@ class HubService:
         self._decoder = hub_decoder()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_to = 0.0
+        self._closed = False
 
     def receive(self, multiparts: Iterable[tuple[bytes, Sequence[memoryview]]]) -> None:
         """Handle what peers have sent, readable or not, and then answer all of it together."""
@@ -61,6 +69,7 @@ class HubService:
         self._deliver(outgoing + self.hub.answers())
         self._arm()
         self._arm_commit()
+        self._read()
 
     def _handle(self, peer: bytes, frames: Sequence[memoryview]) -> list[Outgoing]:
         try:
@@ -79,6 +88,7 @@ class HubService:
 
     def close(self) -> None:
         """Tell every worker that the hub ends."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._deliver(self.hub.close())
@@ -95,8 +105,11 @@ class HubService:
         """Take leave of the workers and the disk; nothing is received any more."""
         self.close()
         await self.flush()
-        if self._disk is not None:
-            self._disk.shutdown()
+        if self._reading is not None:
+            await asyncio.wait((self._reading,))
+        for threads in (self._disk, self._replay):
+            if threads is not None:
+                threads.shutdown()
 
     def _arm_commit(self) -> None:
         """Have waiting records committed soon, or now that they are many."""
@@ -128,6 +141,25 @@ class HubService:
             _log.error("records could not be written: %s", error, exc_info=not isinstance(error, StorageError) and error)
             self._deliver(self.hub.commit_failed(str(error)))
         self._arm_commit()
+
+    def _read(self) -> None:
+        """Have the next piece read for a gather that memory cannot answer."""
+        log, threads = self._log, self._replay
+        if self._reading is None and log is not None and threads is not None and (reading := self.hub.next_reading()):
+            self._reading = asyncio.get_running_loop().run_in_executor(threads, log.read, reading)
+            self._reading.add_done_callback(self._was_read)
+
+    def _was_read(self, reading: asyncio.Future[Chunk]) -> None:
+        self._reading = None
+        error = reading.exception()
+        if error is None:
+            self._deliver(self.hub.replayed(reading.result()))
+        else:
+            _log.error("records could not be read: %s", error, exc_info=not isinstance(error, StorageError) and error)
+            self._deliver(self.hub.replay_failed(str(error)))
+        self._arm()
+        if not self._closed:
+            self._read()
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
         messages: dict[bytes, list[list[Buffer]]] = {}

@@ -13,6 +13,7 @@ from exchange.config import HubConfig
 from exchange.errors import StorageError
 from exchange.hub import Hub
 from exchange.messages import Accepted, Hello, Ping, Pong, Publish, Refused, ToHub, ToWorker
+from exchange.replays import Chunk, Reading
 from exchange.service import HubService
 from exchange.testing import rewards_of
 from exchange.types import AgentName
@@ -35,6 +36,9 @@ class SlowLog:
         if self.failure is not None:
             raise self.failure
         self.groups.append([publication.seq for publication in publications])
+
+    def read(self, reading: Reading) -> Chunk:
+        raise NotImplementedError
 
 
 class Wired:

@@ -73,29 +73,42 @@ async def test_kinds_that_the_hub_does_not_know_are_there_again_too(tmp_path: Pa
         assert [row.experience for row in got.rows] == [critique]
 
 
-async def test_a_subscriber_goes_on_over_a_restart_and_is_told_of_what_memory_has_not(tmp_path: Path) -> None:
+async def test_a_subscriber_goes_on_over_a_restart_also_with_what_memory_has_not(tmp_path: Path) -> None:
     async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
         receipts = [await alpha.publish(a_rollout_group("alpha", step, "p", tokens=256), ack="durable") for step in range(20)]
-    first = receipts[0].cursor
-    for memory_bytes, told in ((256 << 20, False), (150_000, True)):
-        async with (
-            serving(tmp_path, memory_bytes=memory_bytes) as endpoint,
-            exchange.connect(endpoint, name=f"reader{memory_bytes}", run_id="r") as reader,
-            asyncio.timeout(20),
-        ):
-            subscription = reader.subscribe(kinds={"rollouts"}, after=first)
-            gaps, steps = 0, []
-            while 19 not in steps:
-                try:
-                    async for row in subscription:
-                        steps.append(row.experience.step)
-                        if row.experience.step == 19:
-                            break
-                except exchange.GapError:
-                    gaps += 1
-            assert gaps == told
-            assert steps == list(range(20 - len(steps), 20))
-            assert (len(steps) == 19) != told
+    for memory_bytes in (256 << 20, 150_000):
+        assert await steps_of_a_subscriber(tmp_path, receipts[0].cursor, memory_bytes) == (list(range(1, 20)), 0)
+
+
+async def test_a_damaged_record_stops_neither_the_hub_nor_its_readers(tmp_path: Path) -> None:
+    async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        receipts = [await alpha.publish(a_rollout_group("alpha", step, "p", tokens=256), ack="durable") for step in range(20)]
+    with (tmp_path / "00000001.seg").open("r+b") as file:
+        for step in (5, 18):
+            file.seek(step * (tmp_path / "00000001.seg").stat().st_size // 20 + 1000)
+            file.write(b"harm")
+    steps = [step for step in range(1, 20) if step not in (5, 18)]
+    assert await steps_of_a_subscriber(tmp_path, receipts[0].cursor, 150_000) == (steps, 1)
+
+
+async def steps_of_a_subscriber(directory: Path, after: Cursor, memory_bytes: int) -> tuple[list[int], int]:
+    """The steps up to 19, and how many gaps were told."""
+    gaps, steps = 0, list[int]()
+    async with (
+        serving(directory, memory_bytes=memory_bytes) as endpoint,
+        exchange.connect(endpoint, name="reader", run_id="r") as reader,
+        asyncio.timeout(20),
+    ):
+        subscription = reader.subscribe(kinds={"rollouts"}, after=after)
+        while 19 not in steps:
+            try:
+                async for row in subscription:
+                    steps.append(row.experience.step)
+                    if row.experience.step == 19:
+                        break
+            except exchange.GapError:
+                gaps += 1
+    return steps, gaps
 
 
 async def test_records_that_were_only_accepted_are_kept_by_a_hub_that_ends_in_order(tmp_path: Path) -> None:
