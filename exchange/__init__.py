@@ -13,12 +13,14 @@ from exchange.client import Client
 from exchange.config import HubConfig
 from exchange.connection import connect, new_routing_id
 from exchange.endpoints import private_ipc_dir
-from exchange.errors import ExchangeError, GapError, HubLostError, RefusedError, RequestFailedError
+from exchange.errors import ExchangeError, GapError, HubLostError, LeaseLostError, RefusedError, RequestFailedError
+from exchange.lease_messages import DeadLetter
+from exchange.leasing import Batch
 from exchange.memory import MemoryHub, memory
 from exchange.requests import PeerReply, PeerRequest, SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from exchange.rows import Gathered, RawRow, Receipt, Row
 from exchange.server import serve
-from exchange.stats import HubStats
+from exchange.stats import GroupStats, HubStats
 from exchange.subscription import Subscription
 from exchange.types import (
     START,
@@ -39,17 +41,21 @@ from exchange.types import (
 __all__ = [
     "START",
     "AgentName",
+    "Batch",
     "Client",
     "Cursor",
+    "DeadLetter",
     "ExchangeError",
     "Experience",
     "GapError",
     "Gathered",
     "GroupRewards",
+    "GroupStats",
     "HubConfig",
     "HubLostError",
     "HubStats",
     "Kind",
+    "LeaseLostError",
     "MemoryHub",
     "Message",
     "PeerReply",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import Literal, TypeVar, Unpack, cast
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Literal, Unpack
 
 import msgspec
 
+from exchange.answers import expect
 from exchange.credits import CreditWindow
 from exchange.errors import (
     ExchangeError,
@@ -17,24 +18,27 @@ from exchange.errors import (
     RefusedError,
     RequestFailedError,
     RequestTimeoutError,
-    WireError,
 )
 from exchange.kinds import Kinds
+from exchange.lease_messages import DeadLetter
+from exchange.leasing import Batch, Calls, leasing
 from exchange.messages import (
     MAX_OPEN_REQUESTS,
     Accepted,
     Answered,
+    AskDeadLetters,
     AskStats,
     Commit,
     Committed,
+    DeadLetters,
     Deliver,
     Fail,
     Gather,
+    Lease,
     Refused,
     Request,
     Rows,
     Settled,
-    ToWorker,
 )
 from exchange.reading import RowReader
 from exchange.requests import PeerRequest, R, reply_type
@@ -51,10 +55,9 @@ __all__ = ["Client", "Row"]
 # Together the hub's own limit, so that they queue here and are not refused there; apart, so that subscriptions to what
 # never comes hold up no gather.
 GATHERS_IN_FLIGHT = POLLS_IN_FLIGHT = 8
+LEASES_IN_FLIGHT = 16
 # How long a subscription waits at the hub before it asks again.
 POLL_S = 10.0
-
-T = TypeVar("T", bound=ToWorker)
 
 
 class Client:
@@ -68,6 +71,7 @@ class Client:
         self._reader = RowReader(self._kinds, reader=name)
         self._gathers = asyncio.Semaphore(GATHERS_IN_FLIGHT)
         self._polls = asyncio.Semaphore(POLLS_IN_FLIGHT)
+        self._leases = asyncio.Semaphore(LEASES_IN_FLIGHT)
         self._max_record_bytes = 0
         self._credits = self._asking = CreditWindow(messages=0, nbytes=0)
         self._serving: Serving | None = None
@@ -113,7 +117,7 @@ class Client:
                 answer.add_done_callback(lambda _: self._credits.release(nbytes))
                 waits_for = "the hub's answer to a record"
                 # Shielded, as credit comes back with the answer and not with the caller's patience.
-                accepted = _expect(Accepted, await asyncio.shield(answer))
+                accepted = expect(Accepted, await asyncio.shield(answer))
         except TimeoutError:
             raise self._timed_out(waits_for) from None
         return Receipt(seq=accepted.seq, cursor=accepted.cursor, duplicate=accepted.duplicate)
@@ -166,6 +170,53 @@ class Client:
         )
         return Subscription(request, pull=lambda gather: self._pull(gather, self._polls), commit=self._commit)
 
+    def lease(
+        self,
+        *,
+        group: str,
+        kinds: Collection[Kind],
+        agents: Collection[str] | None = None,
+        count: int = 1,
+        lease_s: float = 30.0,
+        deadline_s: float = 10.0,
+    ) -> AbstractAsyncContextManager[Batch]:
+        """Up to `count` records that no other worker of the group gets, as soon as there is one, none at the deadline.
+
+            async with ex.lease(group="judges", kinds={"rollouts"}, count=4) as batch:
+                for row in batch.rows:
+                    ...
+                    await batch.renew()
+
+        Leaving the block says that they are done; an exception that they failed, to be handed out again, and given up after
+        5 deliveries; cancellation gives them back. A lease ends lease_s after it was given or renewed, and with its worker;
+        the block then ends with LeaseLostError. kinds, agents: of all records of the group, fixed by its first lease; what
+        a worker published itself it gets only when `agents` names it. A row of a type that this client does not know goes
+        to others. Raises ValueError, RefusedError, RequestTimeoutError, HubLostError. Cancellation is safe.
+        """
+        self._kinds.check_known(kinds)
+        wanted = gather_message(kinds, agents=None if agents is None else map(AgentName, agents))
+        lease = Lease(
+            id=0,
+            group=group,
+            kinds=wanted.kinds,
+            agents=wanted.agents,
+            count=count,
+            lease_s=lease_s,
+            deadline_s=deadline_s,
+        )
+        calls = Calls(
+            send=self._session.request, within=self._leased, read=self._reader.read, tags=self._kinds.tags, slots=self._leases
+        )
+        return leasing(calls, lease)
+
+    async def dead_letters(self, group: str) -> tuple[DeadLetter, ...]:
+        """The latest records that a group has given up, oldest first; they stay where they were, for a gather.
+
+        Raises RefusedError for a group of which nobody has leased anything.
+        """
+        ask = AskDeadLetters(group=group)
+        return expect(DeadLetters, await self._ask(ask, "dead letters", self._request_timeout_s)).letters
+
     async def request(self, message: PeerRequest[R], *, to: str, timeout_s: float) -> R:
         """Ask another worker and wait for its answer: `await ex.request(ScoreRequest(...), to="beta", timeout_s=30.0)`.
 
@@ -199,7 +250,7 @@ class Client:
         got = await self._within(answer, f"the answer of {to!r}", request.deadline_s + self._request_timeout_s)
         if isinstance(got.message, Refused) and got.message.reason == "failed":
             raise RequestFailedError(f"{to!r} could not answer: {got.message.detail}")
-        body = _expect(Answered, got).body
+        body = expect(Answered, got).body
         decoder: StructDecoder[R] = StructDecoder(reply_type(type(message)))
         return decoder.decode(body, got.payload)
 
@@ -223,7 +274,7 @@ class Client:
         self._serving = serving
         try:
             answer = await self._within(serving.start(), "the hub's answer to serving", self._request_timeout_s)
-            _expect(Settled, answer)
+            expect(Settled, answer)
             yield serving
         finally:
             self._serving = None
@@ -235,7 +286,7 @@ class Client:
 
     async def stats(self) -> HubStats:
         """What the hub has counted so far."""
-        return _expect(HubStats, await self._ask(AskStats(), "statistics", self._request_timeout_s))
+        return expect(HubStats, await self._ask(AskStats(), "statistics", self._request_timeout_s))
 
     async def close(self) -> None:
         await self._session.close()
@@ -243,7 +294,7 @@ class Client:
     async def _pull(self, request: Gather, slots: asyncio.Semaphore) -> Gathered:
         async with slots:
             answer = await self._ask(request, "rows", request.deadline_s + self._request_timeout_s)
-        rows = _expect(Rows, answer)
+        rows = expect(Rows, answer)
         read, quarantined = self._reader.read(rows.rows, answer.payload)
         return Gathered(
             rows=read,
@@ -257,9 +308,9 @@ class Client:
 
     async def _commit(self, consumer: str, cursor: Cursor) -> Cursor:
         commit = Commit(consumer=consumer, cursor=cursor)
-        return _expect(Committed, await self._ask(commit, "a consumer's cursor", self._request_timeout_s)).cursor
+        return expect(Committed, await self._ask(commit, "a consumer's cursor", self._request_timeout_s)).cursor
 
-    async def _ask(self, request: Gather | Commit | AskStats, what: str, timeout_s: float) -> Answer:
+    async def _ask(self, request: Gather | Commit | AskDeadLetters | AskStats, what: str, timeout_s: float) -> Answer:
         return await self._within(self._session.request(request), f"the hub's answer with {what}", timeout_s)
 
     async def _within(self, answer: Awaitable[Answer], what: str, timeout_s: float) -> Answer:
@@ -268,6 +319,9 @@ class Client:
                 return await answer
         except TimeoutError:
             raise self._timed_out(what) from None
+
+    async def _leased(self, answer: Awaitable[Answer], deadline_s: float) -> Answer:
+        return await self._within(answer, "the hub's answer about a lease", deadline_s + self._request_timeout_s)
 
     def _check_size(self, nbytes: int) -> None:
         if nbytes > self._max_record_bytes:
@@ -290,11 +344,3 @@ class Client:
         return RequestTimeoutError(
             f"{self.name!r} waited too long for {waits_for}, got request_timeout_s={self._request_timeout_s:g}"
         )
-
-
-def _expect(kind: type[T], answer: Answer) -> T:
-    if isinstance(answer.message, Refused):
-        raise RefusedError(answer.message.reason, answer.message.detail)
-    if not isinstance(answer.message, kind):
-        raise WireError(f"the hub answered with {type(answer.message).__name__} where {kind.__name__} was expected")
-    return cast(T, answer.message)

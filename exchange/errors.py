@@ -70,6 +70,10 @@ class RefusedError(ExchangeError, ValueError):
         return f"refused ({self.reason}): {self.detail}"
 
 
+class LeaseLostError(ExchangeError, RuntimeError):
+    """A lease had ended before its holder renewed it or said what became of it: another worker may have its records."""
+
+
 class StorageError(ExchangeError, OSError):
     """The disk of an exchange cannot be used as it is: full, failing, damaged, held by another hub, or of another run.
 

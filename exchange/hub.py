@@ -16,9 +16,11 @@ from exchange.commits import Commits, Publication
 from exchange.config import HubConfig
 from exchange.errors import RefusedError
 from exchange.gathers import Gathers
+from exchange.leases import Leases
 from exchange.members import Incarnation, Member, Members
 from exchange.messages import (
     Accepted,
+    AskDeadLetters,
     AskStats,
     Bye,
     Cancel,
@@ -28,10 +30,13 @@ from exchange.messages import (
     Gather,
     Goodbye,
     Hello,
+    Lease,
     Ping,
     Pong,
     Publish,
     Refused,
+    Release,
+    Renew,
     Reply,
     Request,
     Serve,
@@ -86,6 +91,8 @@ class Hub:
         self._admission = Admission(memory_bytes=config.memory_bytes)
         self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
         self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes, durable=durable)
+        self._leases = Leases(self._store, selector, limit_bytes=config.credit_bytes, heartbeat_s=config.heartbeat_s)
+        self._store.on_drop = self._leases.lose
         self._router = Router(
             self._members,
             config.edges,
@@ -115,6 +122,7 @@ class Hub:
             case Bye():
                 self._gathers.forget(peer)
                 self._members.leave(member)
+                self._leases.left(member)
                 return [Outgoing(peer=peer, message=Goodbye(), request_id=request_id), *self._router.left(member)]
             case AskStats():
                 return [Outgoing(peer=peer, message=self.stats(), request_id=request_id)]
@@ -128,7 +136,18 @@ class Hub:
                 return [Outgoing(peer=peer, message=self._gathers.commit(member, message), request_id=request_id)]
             case Cancel():
                 self._gathers.cancel(peer, message.request)
+                self._leases.cancel(peer, message.request)
                 return self._router.cancel(member, message.request)
+            case Lease():
+                return self._leases.ask(member, message, request_id, now)
+            case Renew():
+                answer = self._leases.renew(member, message, now)
+                return [Outgoing(peer=peer, message=answer, request_id=request_id)]
+            case Release():
+                answer = self._leases.release(member, message, now)
+                return [Outgoing(peer=peer, message=answer, request_id=request_id)]
+            case AskDeadLetters():
+                return [Outgoing(peer=peer, message=self._leases.dead_letters(message), request_id=request_id)]
             case Serve():
                 return self._router.serve(member, message, request_id)
             case Request():
@@ -140,14 +159,15 @@ class Hub:
         return self._publish(member, message, incoming, now)
 
     def answers(self) -> list[Outgoing]:
-        """Answers to the gathers that messages handled since the last call have completed."""
-        return self._gathers.ready(self._clock())
+        """Answers to the gathers and leases that messages handled since the last call have completed."""
+        now = self._clock()
+        return self._gathers.ready(now) + self._leases.ready(now)
 
     def tick(self) -> list[Outgoing]:
         """Answers to gathers and requests whose deadline has passed; also lets go what is too old."""
         now = self._clock()
         self._store.expire(now)
-        return self._gathers.due(now) + self._router.due(now)
+        return self._gathers.due(now) + self._router.due(now) + self._leases.due(now)
 
     def recall(self, records: Iterable[Record], *, missing_to: Cursor) -> None:
         """Take records of an earlier hub of the run back into memory, in the order of their cursors.
@@ -193,8 +213,12 @@ class Hub:
     def _show(self, publications: Iterable[Publication]) -> None:
         """Let readers have records: what was answered as durable is never seen before it is, nor twice after a crash."""
         for publication in publications:
-            self._store.append(publication.record)
-            self._gathers.wake(publication.record, self._clock())
+            self._store_and_wake(publication.record, self._clock())
+
+    def _store_and_wake(self, record: Record, now: float) -> None:
+        self._store.append(record)
+        self._gathers.wake(record, now)
+        self._leases.wake(record)
 
     def _senders(self, publications: Sequence[Publication]) -> Iterator[tuple[Publication, Member]]:
         """Publications whose incarnation is still the present one, with its member."""
@@ -205,7 +229,7 @@ class Hub:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next, on the hub's clock."""
-        deadlines = (self._gathers.next_deadline(), self._router.next_deadline())
+        deadlines = (self._gathers.next_deadline(), self._router.next_deadline(), self._leases.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def bad_frame(self, frames: Sequence[memoryview], error: Exception) -> None:
@@ -249,6 +273,7 @@ class Hub:
             requests=self._router.accounts.stats(),
             open_requests=len(self._router),
             late_replies=self._router.accounts.late_replies,
+            groups=self._leases.stats(),
         )
 
     def _hello(self, peer: bytes, hello: Hello, request_id: int, now: float) -> list[Outgoing]:
@@ -264,6 +289,7 @@ class Hub:
             max_record_bytes=min(self._admission.max_record_bytes, self.config.credit_bytes),
             heartbeat_s=self.config.heartbeat_s,
         )
+        self._leases.joined(joined)
         return [Outgoing(peer=peer, message=welcome, request_id=request_id), *self._router.joined(joined, now)]
 
     def _ping(self, member: Member, ping: Ping, request_id: int, now: float) -> list[Outgoing]:
@@ -273,6 +299,7 @@ class Hub:
         if progress != member.progress:
             member.progress, member.progress_at = progress, now
         member.received_bytes = ping.received_bytes
+        self._leases.read(member)
         return [Outgoing(peer=member.peer, message=Pong(), request_id=request_id), *self._gathers.read(member, now)]
 
     def _publish(self, member: Member, publish: Publish, incoming: Incoming[ToHub], now: float) -> list[Outgoing]:
@@ -293,8 +320,7 @@ class Hub:
         tally.accepted_bytes[record.kind] += record.encoded.nbytes
         accepted = Outgoing(peer=member.peer, message=answer, request_id=incoming.request_id)
         if self.commits is None:
-            self._store.append(record)
-            self._gathers.wake(record, now)
+            self._store_and_wake(record, now)
             return [accepted]
         waits = publish.durable or self.commits.behind
         self.commits.add(record, peer=member.peer, seq=publish.seq, waiter=incoming.request_id if waits else None)

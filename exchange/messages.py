@@ -8,15 +8,19 @@ the fixed header (exchange/wire.py) and comes back in its answer. Payload frames
     Publish   ->   Accepted | Refused
     Gather    ->   Rows | Refused        at once, or when min_count rows match, or at the deadline
     Commit    ->   Committed | Refused
+    Lease     ->   Leased | Refused      when there is a record for this worker, or at the deadline
+    Renew     ->   Settled | Refused     the worker is still at a lease
+    Release   ->   Settled | Refused     what became of records of a lease
     Serve     ->   Settled | Refused     from now on these kinds of requests are answered here
     Request   ->   Answered | Refused    when the peer has answered, or why it never will
               <-   Deliver               a peer's request, to the worker that serves its kind
     Reply     ->   Settled               what the handler returned
     Fail      ->   Settled               why there is no reply
               <-   Revoke                a delivered request is over: too late, or no longer wanted
-    Cancel    ->                         the answer to a Gather or Request is no longer wanted
+    Cancel    ->                         the answer to a Gather, Lease or Request is no longer wanted
     Ping      ->   Pong                  every heartbeat, and when progress is made
     AskStats  ->   HubStats | Refused
+    AskDeadLetters -> DeadLetters | Refused
     Bye       ->   Goodbye
     anything  ->   Unknown               the hub does not know this routing id: say Hello again
               <-   Closing               the hub ends
@@ -24,29 +28,35 @@ the fixed header (exchange/wire.py) and comes back in its answer. Payload frames
 
 from __future__ import annotations
 
-import msgspec
-
+from exchange.lease_messages import AskDeadLetters, DeadLetters, Lease, Leased, Release, Renew
+from exchange.message_base import RowHeader, Wire, check_name
 from exchange.stats import HubStats
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version
 
 __all__ = [
     "Accepted",
     "Answered",
+    "AskDeadLetters",
     "AskStats",
     "Bye",
     "Cancel",
     "Closing",
     "Commit",
     "Committed",
+    "DeadLetters",
     "Deliver",
     "Fail",
     "Gather",
     "Goodbye",
     "Hello",
+    "Lease",
+    "Leased",
     "Ping",
     "Pong",
     "Publish",
     "Refused",
+    "Release",
+    "Renew",
     "Reply",
     "Request",
     "Revoke",
@@ -61,14 +71,9 @@ __all__ = [
     "refused",
 ]
 
-MAX_NAME_CHARS = 64
 MAX_DETAIL_CHARS = 1000
 # Requests to peers that one worker may have open.
 MAX_OPEN_REQUESTS = 16
-
-
-class Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every message is."""
 
 
 class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
@@ -86,7 +91,7 @@ class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
     observer: bool = False
 
     def __post_init__(self) -> None:
-        _check_name("name", self.name)
+        check_name("name", self.name)
         if self.first_seq < 1 or (self.epoch is not None and self.epoch < 0):
             raise ValueError(f"sequence numbers count from 1, epochs from 0, got {self.first_seq}, {self.epoch}")
 
@@ -171,25 +176,7 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
 
     def __post_init__(self) -> None:
         if self.consumer is not None:
-            _check_name("consumer", self.consumer)
-
-
-class RowHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """One record within Rows. lag: None when the record is of an earlier epoch of its producer.
-
-    Frame 0 of the record is bytes offset to offset + nbytes of payload frame `frame`; its large arrays are the payload
-    frames first_large to first_large + large - 1.
-    """
-
-    cursor: Cursor
-    age_s: float
-    lag: int | None
-    body: bytes
-    frame: int
-    offset: int
-    nbytes: int
-    first_large: int
-    large: int
+            check_name("consumer", self.consumer)
 
 
 class Rows(Wire, frozen=True, kw_only=True, tag="rows"):
@@ -215,7 +202,7 @@ class Commit(Wire, frozen=True, kw_only=True, tag="commit"):
     cursor: Cursor
 
     def __post_init__(self) -> None:
-        _check_name("consumer", self.consumer)
+        check_name("consumer", self.consumer)
 
 
 class Committed(Wire, frozen=True, kw_only=True, tag="committed"):
@@ -295,7 +282,7 @@ class Fail(Wire, frozen=True, kw_only=True, tag="fail"):
 
 
 class Settled(Wire, frozen=True, kw_only=True, tag="settled"):
-    """The hub has taken a Serve, Reply or Fail."""
+    """The hub has taken a Serve, Reply, Fail, Renew or Release."""
 
 
 class Answered(Wire, frozen=True, kw_only=True, tag="answered"):
@@ -343,13 +330,32 @@ class Closing(Wire, frozen=True, kw_only=True, tag="closing"):
     """Hub to all members as it ends; they answer Bye."""
 
 
-ToHub = Hello | Publish | Gather | Commit | Serve | Request | Reply | Fail | Cancel | Ping | AskStats | Bye
+ToHub = (
+    Hello
+    | Publish
+    | Gather
+    | Commit
+    | Lease
+    | Renew
+    | Release
+    | AskDeadLetters
+    | Serve
+    | Request
+    | Reply
+    | Fail
+    | Cancel
+    | Ping
+    | AskStats
+    | Bye
+)
 ToWorker = (
     Welcome
     | Refused
     | Accepted
     | Rows
     | Committed
+    | Leased
+    | DeadLetters
     | Settled
     | Answered
     | Deliver
@@ -360,8 +366,3 @@ ToWorker = (
     | Unknown
     | Closing
 )
-
-
-def _check_name(field: str, name: str) -> None:
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise ValueError(f"`{field}` must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}")

@@ -92,6 +92,10 @@ class Selector:
         matcher = self.matcher(learner, gather, now)
         return _matches(matcher, record) and matcher.allowed(record.agent, record.kind)
 
+    def may(self, learner: AgentName, agent: AgentName, kind: Kind) -> bool:
+        """Whether the topology lets this kind cross from `agent` to `learner`."""
+        return self._edges is None or kind == "prompts" or agent == learner or (learner, agent, kind) in self._edges
+
     def start(self, learner: AgentName, gather: Gather) -> Cursor:
         """The cursor behind which a gather misses no row yet; one from the start takes what is there as all."""
         return gather.after or self.lost_to(learner, gather)
@@ -120,14 +124,8 @@ class Selector:
 
     def answer(self, member: Member, selection: Selection, now: float, gap_to: Cursor) -> tuple[Rows, Sequence[Buffer]]:
         """The answer to a gather with its payload; counts what was delivered and withheld."""
-        tally = member.tally
-        tally.withheld += selection.withheld
-        for record in selection.records:
-            tally.delivered[record.agent][record.kind] += 1
-            tally.delivered_bytes += record.encoded.nbytes
-        lags = [self._members[record.agent].lag(record.version) for record in selection.records]
-        rows, payload = _pack(selection.records, lags, now)
-        member.sent_bytes += sum(memoryview(frame).nbytes for frame in payload)
+        member.tally.withheld += selection.withheld
+        rows, payload = self.deliver(member, selection.records, now)
         message = Rows(
             rows=rows,
             cursor=selection.cursor,
@@ -137,6 +135,17 @@ class Selector:
             gap_to=gap_to,
         )
         return message, payload
+
+    def deliver(self, member: Member, records: Sequence[Record], now: float) -> tuple[tuple[RowHeader, ...], Sequence[Buffer]]:
+        """Rows for a worker with their payload; counts them as delivered."""
+        tally = member.tally
+        for record in records:
+            tally.delivered[record.agent][record.kind] += 1
+            tally.delivered_bytes += record.encoded.nbytes
+        lags = [self._members[record.agent].lag(record.version) for record in records]
+        rows, payload = _pack(records, lags, now)
+        member.sent_bytes += sum(memoryview(frame).nbytes for frame in payload)
+        return rows, payload
 
     def nothing_yet(self, gather: Gather) -> Rows:
         """The answer when the worker has too much unread: ask again from the same place."""

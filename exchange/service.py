@@ -140,6 +140,7 @@ class HubService:
         else:
             _log.error("records could not be written: %s", error, exc_info=not isinstance(error, StorageError) and error)
             self._deliver(self.hub.commit_failed(str(error)))
+        self._arm()
         self._arm_commit()
 
     def _read(self) -> None:

@@ -25,6 +25,8 @@ from exchange.messages import (
     Deliver,
     Gather,
     Hello,
+    Lease,
+    Leased,
     Ping,
     Publish,
     Refused,
@@ -288,13 +290,13 @@ class Session:
 
     def _counted(self, message: ToHub) -> ToHub:
         """The message with what this worker has received, where it tells that."""
-        if not isinstance(message, Gather | Request | Reply | Ping):
+        if not isinstance(message, Gather | Lease | Request | Reply | Ping):
             return message
         return msgspec.structs.replace(message, received_bytes=self._received_bytes)
 
     def _count(self, incoming: Answer) -> None:
         """Count a payload, and tell the hub before it takes this worker for one that does not read."""
-        if isinstance(incoming.message, Rows | Answered | Deliver):
+        if isinstance(incoming.message, Rows | Leased | Answered | Deliver):
             self._received_bytes += sum(frame.nbytes for frame in incoming.payload)
             if self._received_bytes - self._told_bytes > self._tell_bytes:
                 self._send_ping()
@@ -307,7 +309,7 @@ class Session:
         pending = self._pending.pop(request_id)
         if not pending.answer.cancelled():
             pending.answer.exception()  # a failure nobody waits for any more is no news
-        elif self._joined and isinstance(pending.message, Gather | Request):
+        elif self._joined and isinstance(pending.message, Gather | Lease | Request):
             self._outbox.put_nowait(encode_message(Cancel(request=request_id)))
 
     def _check(self) -> None:

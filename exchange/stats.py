@@ -10,7 +10,17 @@ import msgspec
 
 from exchange.types import AgentName, Cursor, Kind, Version
 
-__all__ = ["AskerStats", "HubStats", "MemberState", "PairStats", "PairTally", "RecordStats", "Tally", "WorkerStats"]
+__all__ = [
+    "AskerStats",
+    "GroupStats",
+    "HubStats",
+    "MemberState",
+    "PairStats",
+    "PairTally",
+    "RecordStats",
+    "Tally",
+    "WorkerStats",
+]
 
 MemberState = Literal["live", "suspect", "gone", "left"]
 
@@ -71,12 +81,32 @@ class AskerStats(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
 
 
+class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that leases records. matching = done + leased + waiting + dead + lost.
+
+    matching: records of its kinds and agents (None: all), since its first lease or in the hub then. waiting: to be handed
+    out, for the first time or again. dead: given up after too many deliveries. lost: let go by the hub before anybody had
+    them. deliveries: how often a record was handed out.
+    """
+
+    kinds: tuple[Kind, ...]
+    agents: tuple[AgentName, ...] | None
+    matching: int
+    done: int
+    leased: int
+    waiting: int
+    dead: int
+    lost: int
+    deliveries: int
+
+
 class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stats"):
     """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
 
     bad_frames: messages that could not be read. quarantined: records refused as malformed or unsupported; the last of both are
     kept raw in the hub. undeliverable: answers to peers that left or do not read.
     records: by producer and kind; their sums are the totals. requests: by asker. late_replies: came when it was over.
+    groups: of workers that lease, by name.
     """
 
     run_id: str
@@ -95,6 +125,7 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     open_requests: int = 0
     late_replies: int = 0
     quarantined: int = 0
+    groups: dict[str, GroupStats] = {}
 
 
 @dataclass(slots=True)

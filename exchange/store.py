@@ -76,7 +76,7 @@ class _Share:
 
 
 class MemoryStore:
-    """Records within `memory_bytes`; the oldest go first. Counts what it let go."""
+    """Records within `memory_bytes`; the oldest go first. Counts what it let go. on_drop: is told of each such record."""
 
     def __init__(self, *, memory_bytes: int, max_age_s: float | None, first_cursor: Cursor = FIRST_CURSOR) -> None:
         self._memory_bytes = memory_bytes
@@ -85,6 +85,7 @@ class MemoryStore:
         self._lines: dict[_Key, _Line] = {}
         self.stored_bytes = 0
         self.newest = self._before = Cursor(first_cursor - 1)
+        self.on_drop: Callable[[Record], None] = lambda record: None
         self._shares: defaultdict[tuple[AgentName, Kind], _Share] = defaultdict(_Share)
         self.evicted_to = Cursor(0)
         self.evicted = 0
@@ -119,6 +120,9 @@ class MemoryStore:
             return map(self._records.__getitem__, lines[0].behind(after))
         found = {cursor for line in lines for cursor in line.behind(after)}
         return map(self._records.__getitem__, sorted(found))
+
+    def __getitem__(self, cursor: Cursor) -> Record:
+        return self._records[cursor]
 
     def __iter__(self) -> Iterator[Record]:
         return iter(tuple(self._records.values()))
@@ -156,6 +160,7 @@ class MemoryStore:
         for key in _keys(record):
             if self._lines[key].drop_first():
                 del self._lines[key]
+        self.on_drop(record)
         return share
 
 

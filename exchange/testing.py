@@ -168,24 +168,24 @@ def _apply(durable: bytes, changes: Sequence[bytes | int]) -> bytes:
 
 
 class HubDriver:
-    """A hub on a fake clock, spoken to by worker name; every message is handled at once."""
+    """A hub on a fake clock, spoken to by worker name; every message is handled at once. request_id: of the last one."""
 
     def __init__(self, config: HubConfig | None = None) -> None:
         self.clock = FakeClock()
         self.hub = Hub(HubConfig(run_id="r") if config is None else config, clock=self.clock)
         self._seq: dict[str, int] = {}
-        self._request_id = 0
+        self.request_id = 0
 
     def say(self, peer: str, message: ToHub, payload: Sequence[Buffer] = ()) -> list[Outgoing]:
         """Everything that one message causes."""
-        self._request_id += 1
+        self.request_id += 1
         frames = tuple(memoryview(frame) for frame in payload)
-        incoming = Incoming(message=message, request_id=self._request_id, payload=frames)
+        incoming = Incoming(message=message, request_id=self.request_id, payload=frames)
         return self.hub.handle(peer.encode(), incoming) + self.hub.answers()
 
     def ask(self, peer: str, message: ToHub, payload: Sequence[Buffer] = ()) -> ToWorker:
         """The answer to one message that is answered at once."""
-        (answer,) = (out for out in self.say(peer, message, payload) if out.request_id == self._request_id)
+        (answer,) = (out for out in self.say(peer, message, payload) if out.request_id == self.request_id)
         return answer.message
 
     def join(self, *names: str) -> None:

@@ -222,11 +222,11 @@ def test_a_reading_that_nobody_wants_any_more_goes_nowhere() -> None:
     driver = ReplayDriver()
     driver.store(*groups(30))
     for leave in (Cancel(request=1000), Hello(name=AgentName("beta"), run_id="r")):
-        driver._request_id = 999
+        driver.request_id = 999
         driver.answers = driver.say("beta", subscribe("rollouts"))
         assert driver.take()
         driver.say("beta", leave)
-        driver._request_id = 999  # it is asked for anew, by the same number
+        driver.request_id = 999  # it is asked for anew, by the same number
         driver.say("beta", subscribe("rollouts", after=4))
         driver.read()
         assert driver.answers == []

@@ -39,7 +39,7 @@ def serving(**config: object) -> HubDriver:
 
 def last_id(driver: HubDriver) -> int:
     """The request id of the last message that was said."""
-    return driver._request_id
+    return driver.request_id
 
 
 def told(outgoing: list[Outgoing]) -> list[tuple[str, str]]:
