@@ -45,7 +45,8 @@ def padding(nbytes: int) -> int:
 
 def own_small(frame: memoryview) -> bytes | memoryview:
     """The frame, or a copy where it would pin a receive buffer many times its size."""
-    return bytes(frame) if frame.nbytes < OWN_BYTES else frame
+    small = frame.nbytes < OWN_BYTES or frame.nbytes < memoryview(frame.obj).nbytes // 2
+    return bytes(frame) if small else frame
 
 
 class ArrayWriter:
@@ -107,7 +108,7 @@ class ArrayReader:
 
     def attach(self, frames: Sequence[memoryview]) -> None:
         """Set the frames that references of the next decode point into."""
-        self._frames = tuple(map(_own, frames))
+        self._frames = tuple(memoryview(own_small(frame)).toreadonly() for frame in frames)
 
     def ext_hook(self, code: int, data: memoryview) -> npt.NDArray[Any]:
         """The array that a reference stands for. Raises WireError for one that lies."""
@@ -142,11 +143,6 @@ class ArrayReader:
 def _declared_dtype(declared: type) -> np.dtype[Any]:
     dtype: np.dtype[Any] = np.dtype(get_args(get_args(declared)[1])[0])
     return dtype
-
-
-def _own(frame: memoryview) -> memoryview:
-    small = frame.nbytes < OWN_BYTES or frame.nbytes < memoryview(frame.obj).nbytes // 2
-    return memoryview(bytes(frame)) if small else frame.toreadonly()
 
 
 def _read(frame: memoryview, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

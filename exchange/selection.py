@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from exchange.arrays import padding
+from exchange.arrays import OWN_BYTES, padding
 from exchange.config import Edges
 from exchange.matching import Matcher
 from exchange.members import Member, Members
@@ -164,22 +164,30 @@ def _latest(records: Iterable[Record]) -> list[Record]:
 
 
 def _pack(records: Sequence[Record], lags: Iterable[int | None], now: float) -> tuple[tuple[RowHeader, ...], Sequence[Buffer]]:
-    """Rows with their payload frames: small frames joined up to about 1 MiB, as one frame each would cost more."""
-    joined: list[Buffer] = []
+    """Rows with their payload frames: small frames joined up to about 1 MiB, as one frame each would cost more.
+
+    A frame that pins little beside its own size goes as it is.
+    """
+    joined: list[Buffer] | None = None
     joined_bytes = 0
     groups: list[list[Buffer]] = []
     places: list[tuple[int, int, int]] = []
     for record in records:
         first = record.encoded.frames[0] if record.encoded.frames else b""
         nbytes = memoryview(first).nbytes
-        if not groups or joined_bytes + nbytes > JOINED_FRAME_BYTES:
+        if nbytes >= OWN_BYTES:
+            places.append((len(groups), 0, nbytes))
+            groups.append([first])
+            joined = None
+            continue
+        if joined is None or joined_bytes + nbytes > JOINED_FRAME_BYTES:
             joined, joined_bytes = [], 0
             groups.append(joined)
         places.append((len(groups) - 1, joined_bytes, nbytes))
         gap = padding(nbytes)
         joined += [first, bytes(gap)]
         joined_bytes += nbytes + gap
-    payload = [group[0] if len(group) == 2 else b"".join(group) for group in groups]
+    payload = [group[0] if len(group) <= 2 else b"".join(group) for group in groups]
     rows: list[RowHeader] = []
     for record, lag, (frame, offset, nbytes) in zip(records, lags, places, strict=True):
         large = record.encoded.frames[1:]
