@@ -16,6 +16,7 @@ from exchange.endpoints import private_ipc_dir
 from exchange.errors import ExchangeError, GapError, HubLostError, LeaseLostError, RefusedError, RequestFailedError
 from exchange.lease_messages import DeadLetter
 from exchange.leasing import Batch
+from exchange.log import LoggedRow, RecordLog
 from exchange.memory import MemoryHub, memory
 from exchange.requests import PeerReply, PeerRequest, SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from exchange.rows import Gathered, RawRow, Receipt, Row
@@ -56,6 +57,7 @@ __all__ = [
     "HubStats",
     "Kind",
     "LeaseLostError",
+    "LoggedRow",
     "MemoryHub",
     "Message",
     "PeerReply",
@@ -64,6 +66,7 @@ __all__ = [
     "PromptId",
     "RawRow",
     "Receipt",
+    "RecordLog",
     "RefusedError",
     "RequestFailedError",
     "RolloutGroup",

@@ -19,7 +19,17 @@ from exchange.errors import StorageError
 from exchange.types import Cursor
 from exchange.wire import MAX_FRAMES, Buffer
 
-__all__ = ["HEADER_BYTES", "SegmentRecord", "decode_stored", "encode_stored", "stated_bytes", "stored_bytes"]
+__all__ = [
+    "HEADER_BYTES",
+    "SegmentRecord",
+    "StoredHead",
+    "decode_head",
+    "decode_stored",
+    "encode_stored",
+    "head_bytes",
+    "stated_bytes",
+    "stored_bytes",
+]
 
 MAGIC = b"MRLS"
 FORMAT = 1
@@ -49,6 +59,15 @@ class SegmentRecord:
     meta: bytes
     body: bytes
     frames: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHead:
+    """What the beginning of a stored record tells of it, unchecked. content_bytes: of its body and frames."""
+
+    cursor: Cursor
+    meta: bytes
+    content_bytes: int
 
 
 def encode_stored(record: SegmentRecord) -> tuple[list[Buffer], int]:
@@ -93,6 +112,22 @@ def stated_bytes(header: memoryview, where: str) -> int | str:
             f"kind={kind}, {where}: use the version that wrote them; kind 1 needs the package crc32c"
         )
     return nbytes if nbytes >= HEADER_BYTES else f"a record is larger than its header, got nbytes={nbytes}"
+
+
+def head_bytes(header: memoryview) -> int:
+    """Bytes from the beginning of a record to the end of its meta; header: as `stated_bytes` has found it to be one."""
+    _, _, _, _, count, meta_bytes, _, _, _ = _HEADER.unpack_from(header)
+    nbytes: int = _HEADER.size + 8 * count + meta_bytes
+    return nbytes
+
+
+def decode_head(raw: memoryview) -> StoredHead:
+    """The head of the record that begins with these bytes, which are its first `head_bytes` at least."""
+    _, _, _, _, count, meta_bytes, body_bytes, _, cursor = _HEADER.unpack_from(raw)
+    meta_at = _HEADER.size + 8 * count
+    lengths = struct.unpack_from(f"<{count}Q", raw, _HEADER.size)
+    meta = bytes(raw[meta_at : meta_at + meta_bytes])
+    return StoredHead(cursor=Cursor(cursor), meta=meta, content_bytes=body_bytes + sum(lengths))
 
 
 def decode_stored(raw: memoryview) -> SegmentRecord | str:

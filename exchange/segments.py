@@ -17,7 +17,7 @@ from exchange.errors import StorageError
 from exchange.files import Files
 from exchange.segment_records import HEADER_BYTES, SegmentRecord, decode_stored, encode_stored, stated_bytes, stored_bytes
 
-__all__ = ["Place", "SegmentLog"]
+__all__ = ["SEGMENT_BYTES", "Place", "SegmentLog", "segment_name", "segment_sizes"]
 
 SEGMENT_BYTES = 64 << 20
 WINDOW_BYTES = 1 << 20
@@ -48,9 +48,7 @@ class SegmentLog:
     def __init__(self, files: Files, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._files = files
         self._segment_bytes = segment_bytes
-        self.sizes = {
-            int(match[1]): size for name, size in sorted(files.sizes().items()) if (match := _NAME.fullmatch(name)) is not None
-        }
+        self.sizes = segment_sizes(files)
         self._scanned = not self.sizes
         self._synced_bytes = 0
         # Set while the last segment may hold bytes behind its size here.
@@ -76,7 +74,7 @@ class SegmentLog:
         segment, offset = self.last, self.sizes[self.last]
         self._mend()
         self._torn = True
-        self._files.append(_name(segment), [part for parts, _ in encoded for part in parts])
+        self._files.append(segment_name(segment), [part for parts, _ in encoded for part in parts])
         self._torn = False
         places = []
         for _, nbytes in encoded:
@@ -90,7 +88,7 @@ class SegmentLog:
         if not self.sizes:
             return
         try:
-            self._files.sync(_name(self.last))
+            self._files.sync(segment_name(self.last))
             if self._new_name:
                 self._files.sync_directory()
         except StorageError:
@@ -148,15 +146,15 @@ class SegmentLog:
         if segment == self.last:
             raise ValueError(f"the last segment stays, got segment={segment}")
         self.sizes.pop(segment, None)
-        self._files.remove(_name(segment))
+        self._files.remove(segment_name(segment))
         self._files.sync_directory()
 
     def _end(self, segment: int, offset: int, problem: str, *, skip_bad: bool) -> None:
         """Deal with the first bad record of a segment."""
         nbytes = self.sizes[segment] - offset
         if segment == self.last:
-            self._files.truncate(_name(segment), offset)
-            self._files.sync(_name(segment))
+            self._files.truncate(segment_name(segment), offset)
+            self._files.sync(segment_name(segment))
             self.sizes[segment] = offset
             self.truncated_bytes += nbytes
         elif skip_bad:
@@ -168,7 +166,7 @@ class SegmentLog:
     def _next(self, segment: int, offset: int, size: int) -> SegmentRecord | str:
         """The record that begins here, or what is wrong with it."""
         header = self._ahead(segment, offset, min(HEADER_BYTES, size - offset))
-        nbytes = stated_bytes(header, f"in file={_name(segment)!r} at offset={offset}")
+        nbytes = stated_bytes(header, f"in file={segment_name(segment)!r} at offset={offset}")
         if isinstance(nbytes, str):
             return nbytes
         if nbytes > size - offset:
@@ -188,7 +186,7 @@ class SegmentLog:
     def _mend(self) -> None:
         """Cut off what a failed write has left behind."""
         if self._torn:
-            self._files.truncate(_name(self.last), self.sizes[self.last])
+            self._files.truncate(segment_name(self.last), self.sizes[self.last])
             self._torn = False
 
     def _ahead(self, segment: int, offset: int, nbytes: int) -> memoryview:
@@ -205,16 +203,23 @@ class SegmentLog:
         room = np.empty(nbytes + 63, np.uint8)
         start = padding(room.__array_interface__["data"][0])
         target = room[start : start + nbytes].data
-        count = self._files.read_into(_name(segment), offset, target)
+        count = self._files.read_into(segment_name(segment), offset, target)
         return target[:count].toreadonly()
 
 
-def _name(segment: int) -> str:
+def segment_name(segment: int) -> str:
+    """The file of a segment."""
     return f"{segment:08d}.seg"
+
+
+def segment_sizes(files: Files) -> dict[int, int]:
+    """Bytes of every segment, oldest first."""
+    found = ((_NAME.fullmatch(name), size) for name, size in sorted(files.sizes().items()))
+    return {int(match[1]): size for match, size in found if match is not None}
 
 
 def _bad(segment: int, offset: int, problem: str) -> StorageError:
     return StorageError(
-        f"a stored record is damaged: {problem}, in file={_name(segment)!r} at offset={offset}: restore the file from a "
+        f"a stored record is damaged: {problem}, in file={segment_name(segment)!r} at offset={offset}: restore the file from a "
         f"copy, or open the store with skip_bad to go on without the rest of it"
     )

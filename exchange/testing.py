@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from exchange.commits import Publication
 from exchange.config import HubConfig
 from exchange.errors import StorageError
 from exchange.hub import Hub
 from exchange.messages import Hello, Publish, ToHub, ToWorker
+from exchange.store import Record
 from exchange.types import (
     AgentName,
     AnyExperience,
+    Cursor,
+    Experience,
     GroupRewards,
     Message,
     PromptId,
@@ -23,6 +27,8 @@ from exchange.types import (
     StepPrompts,
     VerifiedSuccesses,
     Version,
+    kind_of,
+    prompt_ids_of,
 )
 from exchange.wire import Buffer, Incoming, Outgoing, encode_record
 
@@ -33,6 +39,7 @@ __all__ = [
     "HubDriver",
     "a_rollout_group",
     "a_success",
+    "publication_of",
     "rewards_of",
     "step_prompts",
 ]
@@ -198,6 +205,21 @@ class HubDriver:
         self._seq[name] = self._seq.get(name, 0) + 1 if seq is None else seq
         record = encode_record(experience)
         return self.ask(name, Publish(seq=self._seq[name], body=record.body), record.frames)
+
+
+def publication_of(experience: Experience, cursor: int, *, at: float = 1000.0) -> Publication:
+    """One record on its way to the disk, as a hub would have admitted it at that time."""
+    record = Record(
+        cursor=Cursor(cursor),
+        kind=kind_of(experience),
+        agent=experience.agent,
+        prompt_ids=prompt_ids_of(experience),
+        step=experience.step,
+        version=experience.version,
+        encoded=encode_record(experience),
+        stored_at=at,
+    )
+    return Publication(record=record, peer=b"incarnation", seq=cursor)
 
 
 def step_prompts(agent: str, step: int, *prompt_ids: str, epoch: int = 0) -> StepPrompts:

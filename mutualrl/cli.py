@@ -67,6 +67,24 @@ def report(
 
 
 @app.command()
+def log(
+    run: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a run; it may be running.")],
+    kind: Annotated[list[str] | None, typer.Option(help="Only of this kind; may be given again, as the next two.")] = None,
+    agent: Annotated[list[str] | None, typer.Option(help="Only of this producer.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Only on the prompt with this id.")] = None,
+    after: Annotated[int, typer.Option(min=0, help="Only behind this cursor.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Only the newest. Default: 50, and all with --json.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print whole records, one JSON object a line.")] = False,
+) -> None:
+    """List the records that crossed a run's exchange, the newest last."""
+    from mutualrl.log import Wanted, run_log
+
+    run_log(run, Wanted(kinds=kind, agents=agent, prompts=prompt, after=after, limit=limit), as_json=as_json)
+
+
+@app.command()
 def compare(
     config: ConfigArgument,
     overrides: OverridesArgument = None,

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import exchange
+from exchange.testing import step_prompts
 from exchange.types import Version
 from mutualrl.errors import ConfigError
 from mutualrl.roles import main
@@ -39,6 +40,8 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
             step += 1
             await client.progress(step=step, version=Version(client.epoch, step))
             _log(run_dir, name, step)
+            if name.startswith("quick"):
+                await client.publish(step_prompts(name, step, f"p{step}", epoch=client.epoch))
             if name.startswith("numb"):
                 time.sleep(600)  # noqa: ASYNC251
             if name.startswith("failing") and step == 2:

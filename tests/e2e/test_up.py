@@ -15,6 +15,7 @@ import psutil
 import pytest
 from processes import HANG_S, alive, eventually, stranger
 
+from exchange.log import RecordLog
 from mutualrl.errors import RunDirError
 from mutualrl.rundir import RunDir, new_run_dir
 
@@ -83,6 +84,8 @@ async def test_a_run_to_its_end_under_an_ignored_sigchld_and_a_long_temporary_di
     workers = json.loads(run_dir.exchange.read_text())["workers"]
     assert {name: worker["step"] for name, worker in workers.items()} == {"quick1": 5, "quick2": 5}
     assert run_dir.read_config().steps == 5
+    recorded = {(row.agent, row.kind, row.step) for row in RecordLog(run_dir.records).rows()}
+    assert recorded == {(name, "prompts", step) for name in ("quick1", "quick2") for step in range(1, 6)}
 
 
 async def test_an_agent_that_raises_ends_the_run_with_1_and_its_traceback(tmp_path: Path) -> None:

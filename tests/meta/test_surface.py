@@ -21,6 +21,7 @@ COMMANDS = {
     "up": {"config", "overrides", "--dry-run", "--run-name", "--output-dir"},
     "init": {"path"},
     "report": {"run"},
+    "log": {"run", "--kind", "--agent", "--prompt", "--after", "--limit", "--json"},
     "compare": {"config", "overrides", "--rules", "--seeds", "--output-dir", "--require-gain"},
     "align": {"text", "--from", "--to", "--file", "--json", "--svg", "--from-pattern", "--to-pattern"},
     "version": set(),

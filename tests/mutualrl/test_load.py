@@ -175,6 +175,8 @@ def test_a_range_is_reported_with_path_value_and_range(run_file: Path) -> None:
         "drain_s=-1",
         "exchange.heartbeat_s=0.001",
         "exchange.credit_messages=10000000000",
+        "exchange.disk_bytes=1",
+        "exchange.disk_bytes=-1",
         "agents.alpha.num_generations=10000000000",
         "agents.alpha.prompts_per_step=10000000000",
         "agents.alpha.threads=100000",
@@ -195,7 +197,13 @@ def test_bounds(run_file: Path, override: str) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["seed=9223372036854775807", "name=a.b_c-3", "agents.alpha.device=cuda:1", "agents.beta.policy.max_context=8"],
+    [
+        "seed=9223372036854775807",
+        "name=a.b_c-3",
+        "exchange.disk_bytes=0",
+        "agents.alpha.device=cuda:1",
+        "agents.beta.policy.max_context=8",
+    ],
 )
 def test_what_lies_just_inside_the_bounds(run_file: Path, override: str) -> None:
     load_run(run_file, [override])
