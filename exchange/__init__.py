@@ -3,6 +3,7 @@
     async with exchange.connect("ipc:///…/hub", name="alpha", run_id="r1", types=[Critique]) as ex:
         await ex.publish(experience)
         got = await ex.gather(kinds={"successes"}, prompt_ids=ids, after=cursor)
+        ref = await ex.send_blob(weights)
         scored = await ex.request(ScoreRequest(...), to="beta", timeout_s=30.0)
 
 `types` are kinds of experience of one's own (exchange/kinds.py), beside the four that come with the package. `serve` runs the
@@ -13,7 +14,15 @@ from exchange.client import Client
 from exchange.config import HubConfig
 from exchange.connection import connect, new_routing_id
 from exchange.endpoints import private_ipc_dir
-from exchange.errors import ExchangeError, GapError, HubLostError, LeaseLostError, RefusedError, RequestFailedError
+from exchange.errors import (
+    BlobError,
+    ExchangeError,
+    GapError,
+    HubLostError,
+    LeaseLostError,
+    RefusedError,
+    RequestFailedError,
+)
 from exchange.lease_messages import DeadLetter
 from exchange.leasing import Batch
 from exchange.log import LoggedRow, RecordLog
@@ -21,11 +30,12 @@ from exchange.memory import MemoryHub, memory
 from exchange.requests import PeerReply, PeerRequest, SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from exchange.rows import Gathered, RawRow, Receipt, Row
 from exchange.server import serve
-from exchange.stats import GroupStats, HubStats
+from exchange.stats import BlobStats, GroupStats, HubStats
 from exchange.subscription import Subscription
 from exchange.types import (
     START,
     AgentName,
+    BlobRef,
     Cursor,
     Experience,
     GroupRewards,
@@ -43,6 +53,9 @@ __all__ = [
     "START",
     "AgentName",
     "Batch",
+    "BlobError",
+    "BlobRef",
+    "BlobStats",
     "Client",
     "Cursor",
     "DeadLetter",

@@ -6,11 +6,17 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Literal, Unpack
+from pathlib import Path
+from typing import Literal, Unpack, overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from exchange.answers import expect
+from exchange.blob_client import BlobClient
+from exchange.blob_ends import BlobData
+from exchange.bulk_session import OpenBulk, without_bulk
 from exchange.credits import CreditWindow
 from exchange.errors import (
     ExchangeError,
@@ -47,7 +53,7 @@ from exchange.serving import Handlers, Serving
 from exchange.session import LEAST_DEADLINE_S, Answer, Session
 from exchange.stats import HubStats
 from exchange.subscription import Subscription
-from exchange.types import START, AgentName, Cursor, Experience, Kind, Version
+from exchange.types import START, AgentName, BlobRef, Cursor, Experience, Kind, Version
 from exchange.wire import StructDecoder, encode_record
 
 __all__ = ["Client", "Row"]
@@ -63,12 +69,21 @@ POLL_S = 10.0
 class Client:
     """One worker's end of the exchange. Any number of tasks may call it at the same time."""
 
-    def __init__(self, session: Session, *, name: AgentName, request_timeout_s: float, kinds: Kinds | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        name: AgentName,
+        request_timeout_s: float,
+        kinds: Kinds | None = None,
+        open_bulk: OpenBulk = without_bulk,
+    ) -> None:
         self.name = name
         self._session = session
         self._request_timeout_s = request_timeout_s
         self._kinds = Kinds() if kinds is None else kinds
         self._reader = RowReader(self._kinds, reader=name)
+        self._blobs = BlobClient(session, open_bulk, lost_after_s=request_timeout_s)
         self._gathers = asyncio.Semaphore(GATHERS_IN_FLIGHT)
         self._polls = asyncio.Semaphore(POLLS_IN_FLIGHT)
         self._leases = asyncio.Semaphore(LEASES_IN_FLIGHT)
@@ -288,8 +303,35 @@ class Client:
         """What the hub has counted so far."""
         return expect(HubStats, await self._ask(AskStats(), "statistics", self._request_timeout_s))
 
+    async def send_blob(self, data: BlobData) -> BlobRef:
+        """Hand the hub bytes of any size, contiguous memory or a file; the reference may stand in any experience.
+
+        What the hub has already is not sent again. The data must not change before this returns: that is noticed, and
+        refused. Raises ValueError for an array that is not contiguous; BlobError; RefusedError with reason "too_large" or
+        "full" (the hub's `blob_bytes`), "storage"; StorageError for the file; RequestTimeoutError after
+        request_timeout_s without progress; HubLostError. Cancelled, what has arrived is kept for whoever sends it next.
+        """
+        return await self._blobs.send(data)
+
+    @overload
+    async def fetch_blob(self, ref: BlobRef, path: None = None, *, wait_s: float = 0.0) -> npt.NDArray[np.uint8]: ...
+
+    @overload
+    async def fetch_blob(self, ref: BlobRef, path: Path, *, wait_s: float = 0.0) -> None: ...
+
+    async def fetch_blob(self, ref: BlobRef, path: Path | None = None, *, wait_s: float = 0.0) -> npt.NDArray[np.uint8] | None:
+        """The verified bytes of a blob: uint8 [nbytes], read-only and aligned to a page, or in a file at `path`, which
+        appears, durable, when it is whole.
+
+        wait_s: how long the hub may wait for somebody to send it. Raises RefusedError with reason "not_there"; BlobError
+        when the bytes are not those of the name; StorageError for the file; RequestTimeoutError after request_timeout_s
+        without progress; HubLostError. Cancelled, nothing is left.
+        """
+        return await self._blobs.fetch(ref, path, wait_s=wait_s)
+
     async def close(self) -> None:
         await self._session.close()
+        await self._blobs.close()
 
     async def _pull(self, request: Gather, slots: asyncio.Semaphore) -> Gathered:
         async with slots:

@@ -14,7 +14,8 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     memory_bytes: records kept; the oldest go first. credit_*: what a worker may have published and not answered, and
     (bytes) been sent and not read. max_age_s: records older than this go; None keeps them. disk_bytes: of records in the hub's
-    directory, where it has one; the oldest go first, in whole segments.
+    directory, where it has one; the oldest go first, in whole segments. blob_bytes: of blobs, on disk in any case; the least
+    recently used go first.
     """
 
     run_id: str
@@ -26,9 +27,10 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     heartbeat_s: float = 2.0
     max_age_s: float | None = None
     disk_bytes: int = 16 << 30
+    blob_bytes: int = 16 << 30
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "credit_messages", "credit_bytes", "heartbeat_s", "disk_bytes"):
+        for name in ("memory_bytes", "credit_messages", "credit_bytes", "heartbeat_s", "disk_bytes", "blob_bytes"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be > 0, got {name}={getattr(self, name)!r}")
         if self.max_age_s is not None and not self.max_age_s > 0:

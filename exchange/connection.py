@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import TypedDict, Unpack
 
+from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES
+from exchange.bulk_session import OpenBulk, without_bulk
 from exchange.client import Client
-from exchange.endpoints import check_endpoint
+from exchange.endpoints import bulk_endpoint, check_endpoint
 from exchange.kinds import Kinds
-from exchange.messages import Hello
+from exchange.messages import Hello, Welcome
 from exchange.session import Link, Session
 from exchange.sockets import connect_channel
 from exchange.types import AgentName, Experience
@@ -56,18 +58,25 @@ async def connect(
     routing_id = new_routing_id() if identity is None else identity
     link = connect_channel(endpoint, routing_id=routing_id, credit_messages=ASSUMED_CREDIT_MESSAGES)
     hello = Hello(name=AgentName(name), run_id=run_id, observer=observer, first_seq=first_seq)
-    async with open_client(link, hello, endpoint=endpoint, kinds=kinds, **timeouts) as client:
+
+    def open_bulk(welcome: Welcome) -> Link:
+        if welcome.bulk_port is None:
+            return without_bulk(welcome)
+        bulk = bulk_endpoint(endpoint, welcome.bulk_port)
+        return connect_channel(bulk, routing_id=routing_id, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES)
+
+    async with open_client(link, hello, endpoint=endpoint, kinds=kinds, open_bulk=open_bulk, **timeouts) as client:
         yield client
 
 
 @asynccontextmanager
 async def open_client(
-    link: Link, hello: Hello, *, endpoint: str, kinds: Kinds, **timeouts: Unpack[Timeouts]
+    link: Link, hello: Hello, *, endpoint: str, kinds: Kinds, open_bulk: OpenBulk, **timeouts: Unpack[Timeouts]
 ) -> AsyncIterator[Client]:
-    """A client over any link; closes the link in the end."""
+    """A client over any link; closes the link in the end. open_bulk: a link to the hub's bulk lane, when it is needed."""
     request_timeout_s = timeouts.get("request_timeout_s", REQUEST_TIMEOUT_S)
     session = Session(link, hello, endpoint=endpoint, lost_after_s=request_timeout_s)
-    client = Client(session, name=hello.name, kinds=kinds, request_timeout_s=request_timeout_s)
+    client = Client(session, name=hello.name, kinds=kinds, request_timeout_s=request_timeout_s, open_bulk=open_bulk)
     try:
         await client.open(timeout_s=timeouts.get("connect_timeout_s", CONNECT_TIMEOUT_S))
         yield client

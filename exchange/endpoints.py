@@ -19,15 +19,16 @@ from pathlib import Path
 
 from exchange.errors import EndpointError
 
-__all__ = ["check_endpoint", "claim", "private_ipc_dir", "remove_private_dir"]
+__all__ = ["bulk_endpoint", "check_endpoint", "claim", "private_ipc_dir", "remove_private_dir"]
 
 _PREFIX = "mrl-"
 # A directory that somebody has just made, or will use again at once, is not yet left behind.
 ABANDONED_S = 3600.0
 
-# The system's limit is 107 bytes; the rest is for the socket's name.
+# The system's limit is 107 bytes; the rest is for the names of the sockets.
 MAX_DIR_CHARS = 90
-MAX_PATH_BYTES = 107
+BULK_SUFFIX = ".bulk"
+MAX_PATH_BYTES = 107 - len(BULK_SUFFIX)
 
 
 def private_ipc_dir() -> Path:
@@ -82,6 +83,13 @@ def check_endpoint(endpoint: str) -> None:
         raise EndpointError(f"an endpoint starts with ipc:// or tcp://, got endpoint={endpoint!r}")
 
 
+def bulk_endpoint(endpoint: str, port: int) -> str:
+    """The bulk lane of a hub: beside its ipc path, or at another port of its host (0 for the hub to take a free one)."""
+    if endpoint.startswith("ipc://"):
+        return endpoint + BULK_SUFFIX
+    return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
 def _check_loopback(endpoint: str, rest: str) -> None:
     host, _, port = rest.rpartition(":")
     if not port.isdigit() or int(port) > 65_535:
@@ -118,6 +126,7 @@ def claim(endpoint: str) -> Iterator[None]:
             raise EndpointError(f"the path is taken by something else, got endpoint={endpoint!r}: move it away")
         yield
         path.unlink(missing_ok=True)
+        Path(f"{path}{BULK_SUFFIX}").unlink(missing_ok=True)
     finally:
         os.close(lock)
 

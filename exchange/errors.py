@@ -74,6 +74,10 @@ class LeaseLostError(ExchangeError, RuntimeError):
     """A lease had ended before its holder renewed it or said what became of it: another worker may have its records."""
 
 
+class BlobError(ExchangeError, ValueError):
+    """A blob is not what its name says: its bytes changed on their way, while they were sent, or in a store."""
+
+
 class StorageError(ExchangeError, OSError):
     """The disk of an exchange cannot be used as it is: full, failing, damaged, held by another hub, or of another run.
 

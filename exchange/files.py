@@ -13,7 +13,7 @@ from typing import Protocol
 from exchange.errors import StorageError
 from exchange.wire import Buffer
 
-__all__ = ["Files", "OSFiles", "claim_run", "hold_directory"]
+__all__ = ["Files", "OSFiles", "claim_run", "hold_directory", "sync_directory", "told"]
 
 LOCK = "lock"
 RUN = "run"
@@ -73,24 +73,24 @@ class OSFiles:
         self._directory = directory
         # The file that was appended to last stays open: batch follows batch.
         self._open: tuple[str, int] | None = None
-        with _told(directory):
+        with told(directory):
             if not directory.is_dir():
                 directory.mkdir(mode=0o700, parents=True)
-                _sync_directory(directory.parent)
+                sync_directory(directory.parent)
 
     def append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        with _told(self._at(name)):
+        with told(self._at(name)):
             fd = self._appending(name)
             for start in range(0, len(buffers), MAX_BUFFERS):
                 _write_all(fd, buffers[start : start + MAX_BUFFERS])
 
     def sync(self, name: str) -> None:
-        with _told(self._at(name)):
+        with told(self._at(name)):
             os.fdatasync(self._appending(name))
 
     def read_into(self, name: str, offset: int, target: memoryview) -> int:
         # Opened for every read (some microseconds): no descriptor can be closed under a reader in another thread.
-        with _told(self._at(name)):
+        with told(self._at(name)):
             fd = os.open(self._at(name), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 done = 0
@@ -101,7 +101,7 @@ class OSFiles:
                 os.close(fd)
 
     def truncate(self, name: str, nbytes: int) -> None:
-        with _told(self._at(name)):
+        with told(self._at(name)):
             fd = self._appending(name)
             os.ftruncate(fd, nbytes)
             # fdatasync need not keep a size that has only become smaller.
@@ -110,16 +110,16 @@ class OSFiles:
     def remove(self, name: str) -> None:
         if self._open is not None and self._open[0] == name:
             self.close()
-        with _told(self._at(name)):
+        with told(self._at(name)):
             Path(self._at(name)).unlink(missing_ok=True)
 
     def sizes(self) -> dict[str, int]:
-        with _told(self._directory), os.scandir(self._directory) as entries:
+        with told(self._directory), os.scandir(self._directory) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False)}
 
     def sync_directory(self) -> None:
-        with _told(self._directory):
-            _sync_directory(self._directory)
+        with told(self._directory):
+            sync_directory(self._directory)
 
     def close(self) -> None:
         """Close the file that was appended to last."""
@@ -144,7 +144,7 @@ def hold_directory(directory: Path) -> int:
     Raises StorageError naming the process that holds it.
     """
     path = directory / LOCK
-    with _told(path):
+    with told(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +194,8 @@ def _write_all(fd: int, buffers: Sequence[Buffer]) -> None:
             left[0] = memoryview(left[0])[count:]
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -203,7 +204,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path | str) -> Iterator[None]:
+def told(path: Path | str) -> Iterator[None]:
     """Turns the system's errors into ones that say which path, and what to do."""
     try:
         yield

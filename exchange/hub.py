@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from exchange.admission import Admission
 from exchange.commits import Commits, Publication
@@ -48,7 +49,7 @@ from exchange.messages import (
 from exchange.replays import Chunk, Reading
 from exchange.router import Router
 from exchange.selection import Selector
-from exchange.stats import HubStats
+from exchange.stats import BlobStats, HubStats
 from exchange.store import FIRST_CURSOR, MemoryStore, Record
 from exchange.types import AgentName, Cursor
 from exchange.wire import Buffer, Incoming, Outgoing
@@ -57,6 +58,14 @@ __all__ = ["Hub"]
 
 QUARANTINED_FRAMES = 16
 QUARANTINED_BYTES = 4096
+
+
+class Bulk(Protocol):
+    """The bulk lane beside a hub; port: as in Welcome."""
+
+    port: int
+
+    def stats(self) -> BlobStats: ...
 
 
 class Hub:
@@ -103,6 +112,8 @@ class Hub:
         self._last_cursor = Cursor(first_cursor - 1)
         self._bad_frames = self._quarantined = 0
         self._undeliverable = 0
+        # Set by whoever runs a bulk lane beside this hub.
+        self.bulk: Bulk | None = None
         self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
 
     def handle(self, peer: bytes, incoming: Incoming[ToHub]) -> list[Outgoing]:
@@ -244,6 +255,11 @@ class Hub:
         self._router.lost(peer)
         self._members.silence(peer)
 
+    def present(self, peer: bytes) -> bool:
+        """Whether a routing id is that of a member, and no observer's; one look-up, so any thread may ask."""
+        member = self._members.of(peer)
+        return member is not None and not member.observer
+
     def attended(self) -> bool:
         """Whether any worker is there who has not said Bye."""
         now = self._clock()
@@ -274,6 +290,7 @@ class Hub:
             open_requests=len(self._router),
             late_replies=self._router.accounts.late_replies,
             groups=self._leases.stats(),
+            blobs=BlobStats() if self.bulk is None else self.bulk.stats(),
         )
 
     def _hello(self, peer: bytes, hello: Hello, request_id: int, now: float) -> list[Outgoing]:
@@ -288,6 +305,7 @@ class Hub:
             credit_bytes=self.config.credit_bytes,
             max_record_bytes=min(self._admission.max_record_bytes, self.config.credit_bytes),
             heartbeat_s=self.config.heartbeat_s,
+            bulk_port=None if self.bulk is None else self.bulk.port,
         )
         self._leases.joined(joined)
         return [Outgoing(peer=peer, message=welcome, request_id=request_id), *self._router.joined(joined, now)]

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Unpack
 
+from exchange.blob_server import BulkLane
+from exchange.blob_service import BlobService
+from exchange.blobs import BlobStore
 from exchange.client import Client
 from exchange.config import HubConfig
 from exchange.connection import Timeouts, new_routing_id, open_client
@@ -30,9 +33,12 @@ class MemoryHub:
 
     def __init__(self, config: HubConfig, *, clock: Callable[[], float]) -> None:
         self._config = config
-        self._inboxes: dict[bytes, asyncio.Queue[list[memoryview]]] = {}
+        self._control, self._bulk = _Lane(), _Lane()
         self._hub = Hub(config, clock=clock)
-        self._service = HubService(self._hub, clock=clock, send=self._send)
+        self._service = HubService(self._hub, clock=clock, send=self._control.send)
+        store = BlobStore(None, blob_bytes=config.blob_bytes, clock=clock)
+        self._blobs = BlobService(store, present=self._hub.present, send=self._bulk.send, same_host=True)
+        self._hub.bulk = BulkLane(0, self._blobs)
 
     def connect(
         self,
@@ -45,11 +51,13 @@ class MemoryHub:
     ) -> AbstractAsyncContextManager[Client]:
         """As exchange.connect; run_id: the hub's own unless given."""
         run_id = self._config.run_id if run_id is None else run_id
+        peer = new_routing_id()
         return open_client(
-            _MemoryLink(self, new_routing_id()),
+            _MemoryLink(self._receive, self._control, peer),
             Hello(name=AgentName(name), run_id=run_id, observer=observer),
             endpoint=f"memory://{self._config.run_id}",
             kinds=Kinds(types),
+            open_bulk=lambda _: _MemoryLink(self._blobs.receive, self._bulk, peer),
             **timeouts,
         )
 
@@ -60,8 +68,20 @@ class MemoryHub:
         """Answer what is due; only a hub on a fake clock needs to be told."""
         self._service.tick()
 
-    def close(self) -> None:
+    def _receive(self, peer: bytes, frames: Sequence[memoryview]) -> None:
+        self._service.receive([(peer, frames)])
+
+    async def close(self) -> None:
+        """End the hub: workers are told."""
         self._service.close()
+        await self._blobs.close()
+
+
+class _Lane:
+    """What the hub has sent to each worker and they have not read."""
+
+    def __init__(self) -> None:
+        self._inboxes: dict[bytes, asyncio.Queue[list[memoryview]]] = {}
 
     def attach(self, peer: bytes) -> asyncio.Queue[list[memoryview]]:
         """The queue in which `peer` finds what the hub sends it."""
@@ -70,10 +90,7 @@ class MemoryHub:
     def detach(self, peer: bytes) -> None:
         self._inboxes.pop(peer, None)
 
-    def receive(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        self._service.receive([(peer, [memoryview(frame) for frame in frames])])
-
-    def _send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         inbox = self._inboxes.get(peer)
         if inbox is None or inbox.full():
             return False
@@ -82,19 +99,20 @@ class MemoryHub:
 
 
 class _MemoryLink:
-    def __init__(self, hub: MemoryHub, peer: bytes) -> None:
-        self._hub = hub
+    def __init__(self, receive: Callable[[bytes, Sequence[memoryview]], None], lane: _Lane, peer: bytes) -> None:
+        self._receive = receive
+        self._lane = lane
         self._peer = peer
-        self._inbox = hub.attach(peer)
+        self._inbox = lane.attach(peer)
 
     async def send(self, frames: Sequence[Buffer]) -> None:
-        self._hub.receive(self._peer, frames)
+        self._receive(self._peer, [memoryview(frame) for frame in frames])
 
     async def receive(self) -> list[memoryview]:
         return await self._inbox.get()
 
     def close(self) -> None:
-        self._hub.detach(self._peer)
+        self._lane.detach(self._peer)
 
 
 @asynccontextmanager
@@ -104,4 +122,4 @@ async def memory(config: HubConfig | None = None, *, clock: Callable[[], float] 
     try:
         yield hub
     finally:
-        hub.close()
+        await hub.close()

@@ -99,7 +99,8 @@ class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
 class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
     """The worker is a member. epoch: how often its name has come back; older incarnations are fenced.
 
-    credit_*: how much may be published and not yet answered. Example: Welcome(epoch=0, credit_messages=64,
+    credit_*: how much may be published and not yet answered. bulk_port: of the bulk lane, on the same host; 0 beside the ipc
+    path, None for a hub without one. Example: Welcome(epoch=0, credit_messages=64,
     credit_bytes=67108864, max_record_bytes=67108864, heartbeat_s=2.0).
     """
 
@@ -108,6 +109,7 @@ class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
     credit_bytes: int
     max_record_bytes: int
     heartbeat_s: float
+    bulk_port: int | None = None
 
 
 class Refused(Wire, frozen=True, kw_only=True, tag="refused"):

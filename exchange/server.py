@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from exchange.blob_server import bulk_lane
+from exchange.blobs import BlobStore
 from exchange.config import HubConfig
 from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
@@ -24,6 +26,7 @@ __all__ = ["serve"]
 
 # Under a flood the socket is always readable; other tasks of the loop get a turn after so many.
 MULTIPARTS_PER_TURN = 16
+BLOBS = "blobs"
 # How long an ending hub waits for workers to take their leave.
 FAREWELL_S = 0.5
 # Cursors begin at the wall clock, so those of a restarted hub are higher: it stores fewer than 2^20 records in a ms.
@@ -48,8 +51,12 @@ async def serve(
     hub or run holds. Cancellation leaves nothing bound.
     """
     check_endpoint(endpoint)
-    with claim(endpoint), _store(directory, config) as store:
+    with ExitStack() as resources:
+        resources.enter_context(claim(endpoint))
+        store = resources.enter_context(_store(directory, config))
         hub = _hub(config, store)
+        blobs = BlobStore(None if directory is None else directory / BLOBS, blob_bytes=config.blob_bytes, clock=time.monotonic)
+        hub.bulk = resources.enter_context(bulk_lane(endpoint, blobs, present=hub.present))
         channel, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
         service = HubService(hub, clock=time.monotonic, send=channel.send_now, log=store)
         try:

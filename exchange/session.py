@@ -79,7 +79,7 @@ class _Pending:
 class Session:
     """One incarnation of one worker. lost_after_s: silence after which the hub counts as lost.
 
-    on_work: is handed what the hub delivers of peers' requests; must not wait.
+    on_work: is handed what the hub delivers of peers' requests; on_welcome: every WELCOME. Neither may wait.
     """
 
     def __init__(self, link: Link, hello: Hello, *, endpoint: str, lost_after_s: float) -> None:
@@ -106,6 +106,7 @@ class Session:
         self._tell_bytes = 0
         self.epoch = 0
         self.on_work: Callable[[Answer], None] = lambda work: None
+        self.on_welcome: Callable[[Welcome], None] = lambda welcome: None
 
     async def open(self, *, timeout_s: float) -> Welcome:
         """Say Hello and wait for the WELCOME. Raises ConnectError naming the endpoint."""
@@ -131,7 +132,7 @@ class Session:
     def request(self, message: ToHub, payload: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
         """Send one message; the future gets its answer, or HubLostError. Cancelling the future drops the answer, and the
         hub is told where it may still be waiting to give it."""
-        self._check()
+        self.check()
         request_id = self._last_id + 1
         frames = encode_message(self._counted(message), request_id, payload)
         self._last_id = request_id
@@ -151,11 +152,11 @@ class Session:
     async def lost(self) -> None:
         """Wait until the session has failed, and raise why. Cancellation is safe, any number of tasks may wait."""
         await self._lost.wait()
-        self._check()
+        self.check()
 
     def tell_progress(self, step: int, version: Version) -> None:
         """Send the worker's progress now; every later heartbeat repeats it."""
-        self._check()
+        self.check()
         self._ping = Ping(step=step, version=version)
         if self._joined:
             self._send_ping()
@@ -265,6 +266,7 @@ class Session:
         for request_id, pending in self._pending.items():
             self._outbox.put_nowait(encode_message(self._renewed(pending), request_id, pending.payload))
         self._send_ping()
+        self.on_welcome(welcome)
         if not self._opened.done():
             self._opened.set_result(welcome)
 
@@ -312,7 +314,8 @@ class Session:
         elif self._joined and isinstance(pending.message, Gather | Lease | Request):
             self._outbox.put_nowait(encode_message(Cancel(request=request_id)))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what the session failed with, if it has."""
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args)
 

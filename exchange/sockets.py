@@ -36,11 +36,11 @@ FRAME_SLACK_BYTES = 64 << 10
 class Channel:
     """One socket with a context of its own. One task reads; sends come from one task, or never wait."""
 
-    def __init__(self, kind: int, endpoint: str, *, credit_messages: int) -> None:
+    def __init__(self, kind: int, endpoint: str, *, credit_messages: int, frame_bytes: int) -> None:
         self._context = zmq.asyncio.Context()
         self._context.linger = 0
         self.socket: zmq.asyncio.Socket = self._context.socket(kind)
-        for option, value in _options(endpoint, credit_messages).items():
+        for option, value in _options(endpoint, credit_messages, frame_bytes).items():
             self.socket.setsockopt(option, value)
 
     async def receive(self) -> list[memoryview]:
@@ -76,17 +76,17 @@ class Channel:
         self._context.term()
 
 
-def connect_channel(endpoint: str, *, routing_id: bytes, credit_messages: int) -> Channel:
-    """A worker's DEALER."""
-    channel = Channel(zmq.DEALER, endpoint, credit_messages=credit_messages)
+def connect_channel(endpoint: str, *, routing_id: bytes, credit_messages: int, frame_bytes: int = MAX_RECORD_BYTES) -> Channel:
+    """A worker's DEALER. frame_bytes: the most that a frame may have."""
+    channel = Channel(zmq.DEALER, endpoint, credit_messages=credit_messages, frame_bytes=frame_bytes)
     channel.socket.setsockopt(zmq.ROUTING_ID, routing_id)
     channel.socket.connect(endpoint)
     return channel
 
 
-def bind_channel(endpoint: str, *, credit_messages: int) -> tuple[Channel, str]:
+def bind_channel(endpoint: str, *, credit_messages: int, frame_bytes: int = MAX_RECORD_BYTES) -> tuple[Channel, str]:
     """The hub's ROUTER and its real endpoint (port 0 becomes the port that was free). Raises EndpointError."""
-    channel = Channel(zmq.ROUTER, endpoint, credit_messages=credit_messages)
+    channel = Channel(zmq.ROUTER, endpoint, credit_messages=credit_messages, frame_bytes=frame_bytes)
     channel.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     channel.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
@@ -98,13 +98,13 @@ def bind_channel(endpoint: str, *, credit_messages: int) -> tuple[Channel, str]:
     return channel, channel.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def _options(endpoint: str, credit_messages: int) -> dict[int, int]:
+def _options(endpoint: str, credit_messages: int, frame_bytes: int) -> dict[int, int]:
     return {
         zmq.LINGER: 0,
         zmq.IMMEDIATE: 1,
         zmq.SNDHWM: HIGH_WATER_CREDITS * credit_messages,
         zmq.RCVHWM: HIGH_WATER_CREDITS * credit_messages,
-        zmq.MAXMSGSIZE: MAX_RECORD_BYTES + FRAME_SLACK_BYTES,
+        zmq.MAXMSGSIZE: frame_bytes + FRAME_SLACK_BYTES,
         zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
         zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
         zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,

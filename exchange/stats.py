@@ -12,6 +12,7 @@ from exchange.types import AgentName, Cursor, Kind, Version
 
 __all__ = [
     "AskerStats",
+    "BlobStats",
     "GroupStats",
     "HubStats",
     "MemberState",
@@ -100,6 +101,21 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
 
 
+class BlobStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The bulk lane. blobs, stored_bytes: whole ones. uploads, downloads: that came to their end, with the bytes moved for
+    them and for others. evicted: let go for room. refused: by reason. bad_frames: messages that could not be read."""
+
+    blobs: int = 0
+    stored_bytes: int = 0
+    uploads: int = 0
+    uploaded_bytes: int = 0
+    downloads: int = 0
+    downloaded_bytes: int = 0
+    evicted: int = 0
+    refused: dict[str, int] = {}
+    bad_frames: int = 0
+
+
 class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stats"):
     """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
 
@@ -126,6 +142,7 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     late_replies: int = 0
     quarantined: int = 0
     groups: dict[str, GroupStats] = {}
+    blobs: BlobStats = BlobStats()
 
 
 @dataclass(slots=True)

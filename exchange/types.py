@@ -26,6 +26,7 @@ Cursor = NewType("Cursor", int)
 START = Cursor(0)
 # A kind's name: its tag without the schema version.
 Kind: TypeAlias = str
+BLOB_ID_CHARS = frozenset("0123456789abcdef")
 
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 
@@ -35,6 +36,27 @@ class Version(msgspec.Struct, frozen=True, order=True):
 
     epoch: int
     step: int
+
+
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Names a blob by its content, in any experience. id: hex BLAKE3 of its bytes; nbytes: how many there are.
+
+    Example: BlobRef(id="af1349b9…", nbytes=134217728).
+    """
+
+    id: str
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        check_blob_id(self.id)
+        if self.nbytes < 0:
+            raise ValueError(f"`nbytes` must be >= 0, got nbytes={self.nbytes}")
+
+
+def check_blob_id(id: str) -> None:
+    """Raise ValueError for what is no blob's id; ids become names of files."""
+    if len(id) != 64 or not BLOB_ID_CHARS.issuperset(id):
+        raise ValueError(f"a blob's id is 64 lower-case hex digits, got id={id[:80]!r}")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ class Encoded:
         return len(self.body) + sum(memoryview(frame).nbytes for frame in self.frames)
 
 
-def encode_message(message: ToHub | ToWorker, request_id: int = 0, payload: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode_message(message: msgspec.Struct, request_id: int = 0, payload: Sequence[Buffer] = ()) -> list[Buffer]:
     """Frames of one message. Raises RecordTooLargeError when the header is over 256 KiB."""
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER_BYTES:
