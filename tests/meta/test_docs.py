@@ -34,7 +34,7 @@ def test_tasks_in_toml_are_valid(document: Path) -> None:
 def test_the_readmes_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = blocks(ROOT / "README.md", "python")
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
-    assert "StepPrompts(agent='alpha'" in capsys.readouterr().out
+    assert "Critique(agent='alpha'" in capsys.readouterr().out
 
 
 def test_the_programs_on_tokenalign_run() -> None:
