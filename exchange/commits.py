@@ -1,4 +1,5 @@
-"""Publications on their way to the disk. They are committed in groups, and those that ask for it are answered after that.
+"""Publications, and cursors of consumers, on their way to the disk. They are committed in groups; who asks for it is
+answered after that.
 
 The hub puts in what it has admitted; whoever owns the disk takes a group, writes it outside of the event loop, and says how
 it went. One group is on its way at a time, so that the order on disk is the order of cursors.
@@ -6,14 +7,20 @@ it went. One group is on its way at a time, so that the order on disk is the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exchange.messages import Accepted, Refused, refused
+from exchange.consumers import ConsumerKey
+from exchange.messages import Accepted, Committed, Refused, refused
 from exchange.store import Record
+from exchange.types import AgentName, Cursor, Kind
 from exchange.wire import Outgoing
 
 __all__ = ["Commits", "Publication"]
+
+# Unanswered messages about one consumer: it has one cursor, so there is no use in more.
+MAX_TELLING = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,14 @@ class Publication:
     waiters: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Told:
+    """How far a consumer is. waiters: who is answered when that is on disk."""
+
+    cursor: Cursor
+    waiters: list[tuple[bytes, int]] = field(default_factory=list)
+
+
 _Answer = Callable[[Publication], Accepted | Refused]
 
 
@@ -39,13 +54,25 @@ class Commits:
         self._limit_bytes = limit_bytes
         self._waiting: dict[tuple[bytes, int], Publication] = {}
         self._written: dict[tuple[bytes, int], Publication] = {}
+        self._telling: dict[ConsumerKey, _Told] = {}
+        self._told: dict[ConsumerKey, _Told] = {}
         self.waiting_bytes = 0
         self.committed = 0
         self.failed = 0
 
     def __len__(self) -> int:
-        """Publications that no group has taken yet."""
-        return len(self._waiting)
+        """Publications and consumers that no group has taken yet."""
+        return len(self._waiting) + len(self._telling)
+
+    @property
+    def told(self) -> Mapping[ConsumerKey, Cursor]:
+        """How far consumers are, by the group that is on its way to the disk."""
+        return {key: told.cursor for key, told in self._told.items()}
+
+    def counts(self) -> Counter[tuple[AgentName, Kind]]:
+        """Records that are not on disk yet, by producer and kind."""
+        publications = (*self._waiting.values(), *self._written.values())
+        return Counter((each.record.agent, each.record.kind) for each in publications)
 
     @property
     def written(self) -> Sequence[Publication]:
@@ -70,22 +97,42 @@ class Commits:
             publication.waiters.append(waiter)
         return publication is not None
 
+    def tell(self, key: ConsumerKey, cursor: Cursor, *, peer: bytes, waiter: int) -> bool:
+        """Queue how far a consumer is; False when too many wait for that already."""
+        told = self._telling.setdefault(key, _Told(cursor))
+        told.cursor = max(told.cursor, cursor)
+        if len(told.waiters) < MAX_TELLING:
+            told.waiters.append((peer, waiter))
+            return True
+        return False
+
     def take(self) -> Sequence[Publication]:
-        """The next group, in the order of cursors; none while one is on its way."""
-        if self._written:
+        """The next group, in the order of cursors, with `told`; none while one is on its way."""
+        if self._written or self._told:
             return ()
         self._written, self._waiting = self._waiting, {}
+        self._told, self._telling = self._telling, {}
         return tuple(self._written.values())
 
-    def done(self) -> list[Outgoing]:
-        """The group is on disk: the answers that waited for it."""
+    def done(self, tell: Callable[[ConsumerKey, Cursor], Cursor]) -> list[Outgoing]:
+        """The group is on disk: the answers that waited for it. tell: moves a consumer forward."""
         self.committed += len(self._written)
-        return self._answer(lambda publication: Accepted(seq=publication.seq, cursor=publication.record.cursor))
+        told, self._told = self._told, {}
+        answers = [
+            Outgoing(peer=peer, message=Committed(cursor=cursor), request_id=waiter)
+            for cursor, waiters in [(tell(key, each.cursor), each.waiters) for key, each in told.items()]
+            for peer, waiter in waiters
+        ]
+        return answers + self._answer(lambda each: Accepted(seq=each.seq, cursor=each.record.cursor))
 
     def fail(self, reason: str) -> list[Outgoing]:
         """The group could not be written: who waited for it is refused, the others' records stay in memory alone."""
         self.failed += len(self._written)
-        return self._answer(lambda publication: refused("storage", reason))
+        told, self._told = self._told, {}
+        refusal = refused("storage", reason)
+        waiters = [waiter for each in told.values() for waiter in each.waiters]
+        answers = [Outgoing(peer=peer, message=refusal, request_id=waiter) for peer, waiter in waiters]
+        return answers + self._answer(lambda publication: refusal)
 
     def _answer(self, message: _Answer) -> list[Outgoing]:
         group, self._written = self._written.values(), {}

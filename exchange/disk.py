@@ -8,11 +8,11 @@ from the beginning).
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,8 @@ from typing import Self
 import msgspec
 
 from exchange.commits import Publication
-from exchange.disk_settings import DiskSettings, DiskStats
+from exchange.consumers import ConsumerKey
+from exchange.disk_settings import DiskSettings
 from exchange.errors import StorageError
 from exchange.files import Files, OSFiles, claim_run, hold_directory
 from exchange.index import Index, open_index
@@ -29,11 +30,14 @@ from exchange.members import Incarnation
 from exchange.replays import Chunk, Reading, read_chunk
 from exchange.segment_records import SegmentRecord
 from exchange.segments import Place, SegmentLog
+from exchange.stats import DiskStats
 from exchange.store import Record
 from exchange.types import AgentName, Cursor, Kind, PromptId
 from exchange.wire import Encoded
 
 __all__ = ["DiskStore"]
+
+_log = logging.getLogger(__name__)
 
 INDEX = "index.sqlite3"
 INDEXED_AT_ONCE = 1000
@@ -69,6 +73,7 @@ class DiskStore:
         self._log = SegmentLog(files, self._settings.segment_bytes)
         self._counts = DiskStats()
         self._damaged_reads = 0
+        self._wal_is_long = False
         state = index.state()
         self.newest, self.dropped_to = state.newest, state.dropped_to
         self.incarnations, self.consumers = state.incarnations, state.consumers
@@ -96,7 +101,7 @@ class DiskStore:
             index, damaged = open_index(directory / INDEX)
             closing.callback(index.close)
             store = cls(files, index, run_id=run_id, settings=settings, clock=clock, wall_ns=wall_ns)
-            store._counts = replace(store._counts, damaged_index=damaged)
+            store._counts = msgspec.structs.replace(store._counts, damaged_index=None if damaged is None else str(damaged))
             store._closing = closing.pop_all()
             return store
 
@@ -104,7 +109,7 @@ class DiskStore:
         """Let go of the directory. Nothing is in flight any more."""
         self._closing.close()
 
-    def commit(self, publications: Sequence[Publication], consumers: Mapping[str, Cursor] | None = None) -> None:
+    def commit(self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor] | None = None) -> None:
         """Make records durable, and how far named consumers are: all of it, or nothing when it raises StorageError.
 
         Cursors rise from record to record, from above `newest`. Raises ValueError when they do not.
@@ -116,7 +121,7 @@ class DiskStore:
         places = self._write(publications, metas)
         records = [meta.at(cursor, place) for meta, cursor, place in zip(metas, cursors[1:], places, strict=True)]
         told_at_ns = self._to_wall_ns(self._clock())
-        told = {name: ConsumerCursor(cursor=cursor, told_at_ns=told_at_ns) for name, cursor in (consumers or {}).items()}
+        told = {key: ConsumerCursor(cursor=cursor, told_at_ns=told_at_ns) for key, cursor in (consumers or {}).items()}
         try:
             self._index_and_note(records, metas, told)
         except StorageError:
@@ -192,6 +197,23 @@ class DiskStore:
                 return
             self._drop(segment, facts, forced=needed)
 
+    def upkeep(self, keep_from: Cursor | None, *, idle: bool) -> DiskStats:
+        """What is to be done from time to time between commits: retention and, when idle, a checkpoint; tells of an index
+        whose log grows. Raises StorageError."""
+        self.retain(keep_from)
+        if idle:
+            self.checkpoint()
+        _, wal_bytes = self._index.sizes()
+        limit = self._settings.wal_alarm_bytes
+        if wal_bytes > limit and not self._wal_is_long:
+            self._counts = msgspec.structs.replace(self._counts, wal_alarms=self._counts.wal_alarms + 1)
+            _log.warning(
+                "the log of the exchange's index grows, got wal_bytes=%d over %d: some reader keeps the index open, end it",
+                *(wal_bytes, limit),
+            )
+        self._wal_is_long = wal_bytes > limit
+        return self.stats()
+
     def checkpoint(self) -> bool:
         """Empty the index's write-ahead log, best when nothing else is to do; False when a reader was in the way."""
         return self._index.checkpoint()
@@ -201,7 +223,7 @@ class DiskStore:
         index_bytes, wal_bytes = self._index.sizes()
         # Copied in one step each: another thread may be committing.
         sizes, facts = tuple(self._log.sizes.values()), tuple(self._facts.values())
-        return replace(
+        return msgspec.structs.replace(
             self._counts,
             nbytes=sum(sizes),
             segments=len(sizes),
@@ -247,7 +269,7 @@ class DiskStore:
         return places
 
     def _index_and_note(
-        self, records: Sequence[IndexedRecord], metas: Sequence[RecordMeta], told: Mapping[str, ConsumerCursor]
+        self, records: Sequence[IndexedRecord], metas: Sequence[RecordMeta], told: Mapping[ConsumerKey, ConsumerCursor]
     ) -> None:
         """Commit to the index, then take the change over here."""
         incarnations: dict[AgentName, Incarnation] = {}
@@ -269,7 +291,7 @@ class DiskStore:
             self.dropped_to = facts.last
             self._index.forget(segment, facts.last)
         self._facts.pop(segment, None)
-        self._counts = replace(
+        self._counts = msgspec.structs.replace(
             self._counts,
             dropped_records=self._counts.dropped_records + (0 if facts is None else facts.records),
             dropped_segments=self._counts.dropped_segments + 1,
@@ -298,7 +320,7 @@ class DiskStore:
         oldest = min(self._facts, default=0)
         if oldest > 1:
             self.dropped_to = max(self.dropped_to, Cursor(self._facts[oldest].first - 1))
-        self._counts = replace(
+        self._counts = msgspec.structs.replace(
             self._counts,
             reindexed=reindexed,
             lost=lost,

@@ -1,7 +1,4 @@
-"""The gathers that wait: for rows, for their deadline, for the disk, or for their worker to read what it was sent.
-
-Also where each named consumer stands, as a gather may begin there.
-"""
+"""The gathers that wait: for rows, for their deadline, for the disk, or for their worker to read what it was sent."""
 
 from __future__ import annotations
 
@@ -11,18 +8,18 @@ from dataclasses import dataclass
 
 import msgspec
 
+from exchange.consumers import Consumers
 from exchange.members import Member
-from exchange.messages import Commit, Committed, Gather, Refused, refused
+from exchange.messages import Gather, Refused, refused
 from exchange.replays import Chunk, Reading, Replay, Replays
 from exchange.selection import Selection, Selector
 from exchange.store import Record
-from exchange.types import START, AgentName, Cursor
+from exchange.types import START, Cursor
 from exchange.wire import MAX_RECORD_BYTES, Buffer, Outgoing
 
 __all__ = ["Gathers"]
 
 MAX_WAITING = 16
-MAX_CONSUMERS = 64
 
 _Key = tuple[bytes, int]
 
@@ -46,11 +43,12 @@ class _Waiting:
 class Gathers:
     """Answers gathers at once or later. unread_limit_bytes: of Rows that a worker was sent and has not read.
 
-    durable: what memory has let go can be read from a disk.
+    consumers: where a gather in the name of one begins. durable: what memory has let go can be read from a disk.
     """
 
-    def __init__(self, selector: Selector, *, unread_limit_bytes: int, durable: bool = False) -> None:
+    def __init__(self, selector: Selector, consumers: Consumers, *, unread_limit_bytes: int, durable: bool = False) -> None:
         self._selector = selector
+        self._consumers = consumers
         self._unread_limit_bytes = unread_limit_bytes
         self._waiting: dict[_Key, _Waiting] = {}
         self._woken: dict[_Key, None] = {}
@@ -60,7 +58,6 @@ class Gathers:
         # the first and the last.
         self._unsaved: deque[Cursor] = deque()
         self._lost_unsaved = (START, START)
-        self._committed: dict[AgentName, dict[str, Cursor]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._replays)
@@ -72,8 +69,7 @@ class Gathers:
         if refusal is not None:
             return [Outgoing(peer=member.peer, message=refusal, request_id=request_id)]
         if gather.consumer is not None and gather.after == START:
-            after = self._committed.get(member.name, {}).get(gather.consumer, START)
-            gather = msgspec.structs.replace(gather, after=after)
+            gather = msgspec.structs.replace(gather, after=self._consumers.of((member.name, gather.consumer)))
         return self._begin(Replay(member=member, gather=gather, request_id=request_id, deadline=now + gather.deadline_s), now)
 
     def _begin(self, asked: Replay, now: float) -> list[Outgoing]:
@@ -152,17 +148,6 @@ class Gathers:
 
     def _replayed(self, gather: Gather) -> bool:
         return self._durable and gather.replay
-
-    def commit(self, member: Member, commit: Commit) -> Committed | Refused:
-        """Move a named consumer of a worker forward."""
-        consumers = self._committed.setdefault(member.name, {})
-        if commit.cursor > self._selector.newest():
-            return refused("invalid", f"no record has this cursor yet, got cursor={commit.cursor}")
-        if commit.consumer not in consumers and len(consumers) >= MAX_CONSUMERS:
-            detail = f"a worker may have {MAX_CONSUMERS} named consumers, got one more: {commit.consumer!r}"
-            return refused("too_many", detail)
-        consumers[commit.consumer] = max(commit.cursor, consumers.get(commit.consumer, START))
-        return Committed(cursor=consumers[commit.consumer])
 
     def wake(self, record: Record, now: float) -> None:
         """Count a new record for the gathers that it fits; `ready` answers those that have enough."""

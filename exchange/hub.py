@@ -8,13 +8,14 @@ by a fixed number for each worker.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from exchange.admission import Admission
 from exchange.commits import Commits, Publication
 from exchange.config import HubConfig
+from exchange.consumers import ConsumerKey, Consumers
 from exchange.errors import RefusedError
 from exchange.gathers import Gathers
 from exchange.leases import Leases
@@ -27,6 +28,7 @@ from exchange.messages import (
     Cancel,
     Closing,
     Commit,
+    Committed,
     Fail,
     Gather,
     Goodbye,
@@ -49,9 +51,9 @@ from exchange.messages import (
 from exchange.replays import Chunk, Reading
 from exchange.router import Router
 from exchange.selection import Selector
-from exchange.stats import BlobStats, HubStats
+from exchange.stats import BlobStats, DiskStats, HubStats
 from exchange.store import FIRST_CURSOR, MemoryStore, Record
-from exchange.types import AgentName, Cursor
+from exchange.types import AgentName, Cursor, Kind
 from exchange.wire import Buffer, Incoming, Outgoing
 
 __all__ = ["Hub"]
@@ -73,7 +75,8 @@ class Hub:
 
     first_cursor: above every cursor of an earlier hub of the run, so that no reader takes new records for known ones.
     durable: admitted records are queued in `commits` for whoever owns the disk, who then says `committed` or
-    `commit_failed`. known: who an earlier hub of the run wrote down, so that records sent again are known.
+    `commit_failed`. known, consumers: what an earlier hub of the run wrote down, so that records sent again
+    are known, and consumers go on where they were.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Hub:
         first_cursor: Cursor = FIRST_CURSOR,
         durable: bool = False,
         known: Mapping[AgentName, Incarnation] | None = None,
+        consumers: Mapping[ConsumerKey, Cursor] | None = None,
     ) -> None:
         self.config = config
         self._clock = clock
@@ -99,7 +103,8 @@ class Hub:
         selector = Selector(self._store, self._members, config.edges)
         self._admission = Admission(memory_bytes=config.memory_bytes)
         self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
-        self._gathers = Gathers(selector, unread_limit_bytes=config.credit_bytes, durable=durable)
+        self._consumers = Consumers(consumers)
+        self._gathers = Gathers(selector, self._consumers, unread_limit_bytes=config.credit_bytes, durable=durable)
         self._leases = Leases(self._store, selector, limit_bytes=config.credit_bytes, heartbeat_s=config.heartbeat_s)
         self._store.on_drop = self._leases.lose
         self._router = Router(
@@ -114,6 +119,7 @@ class Hub:
         self._undeliverable = 0
         # Set by whoever runs a bulk lane beside this hub.
         self.bulk: Bulk | None = None
+        self.disk: DiskStats | None = None
         self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
 
     def handle(self, peer: bytes, incoming: Incoming[ToHub]) -> list[Outgoing]:
@@ -144,7 +150,7 @@ class Hub:
             case Gather():
                 return self._gathers.ask(member, message, request_id, now)
             case Commit():
-                return [Outgoing(peer=peer, message=self._gathers.commit(member, message), request_id=request_id)]
+                return self._commit(member, message, request_id)
             case Cancel():
                 self._gathers.cancel(peer, message.request)
                 self._leases.cancel(peer, message.request)
@@ -194,20 +200,28 @@ class Hub:
         assert self.commits is not None
         group = self.commits.written
         self._show(group)
-        return [*self.commits.done(), *self.answers()]
+        return [*self.commits.done(self._consumers.tell), *self.answers()]
 
     def commit_failed(self, reason: str) -> list[Outgoing]:
         """The group could not be written: who waited for it is refused, and readers get the rest, from memory alone."""
         assert self.commits is not None
         group = self.commits.written
-        for publication, member in self._senders(group):
-            if publication.waiters:
+        for publication in (each for each in group if each.waiters):
+            record, member = publication.record, self._members.of(publication.peer)
+            self._members[record.agent].tally.take_back(record.kind, record.encoded.nbytes, "storage")
+            if member is not None:
                 member.seen.add(publication.seq, refused("storage", reason))
         shown = [each for each in group if not each.waiters]
         for publication in shown:
             self._gathers.unsaved(publication.record.cursor)
         self._show(shown)
         return [*self.commits.fail(reason), *self.answers()]
+
+    def keep_from(self) -> Cursor | None:
+        """From here on somebody who is alive still needs records; None when nobody has said so."""
+        now = self._clock()
+        done_to = self._consumers.lowest(lambda agent: self._members.alive(agent, now))
+        return None if done_to is None else Cursor(done_to + 1)
 
     def next_reading(self) -> Reading | None:
         """What whoever owns the disk is to read now, and then say `replayed` or `replay_failed`; one at a time."""
@@ -230,13 +244,6 @@ class Hub:
         self._store.append(record)
         self._gathers.wake(record, now)
         self._leases.wake(record)
-
-    def _senders(self, publications: Sequence[Publication]) -> Iterator[tuple[Publication, Member]]:
-        """Publications whose incarnation is still the present one, with its member."""
-        for publication in publications:
-            member = self._members.of(publication.peer)
-            if member is not None:
-                yield publication, member
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next, on the hub's clock."""
@@ -272,6 +279,7 @@ class Hub:
 
     def stats(self) -> HubStats:
         now = self._clock()
+        committing = Counter[tuple[AgentName, Kind]]() if self.commits is None else self.commits.counts()
         return HubStats(
             run_id=self.config.run_id,
             uptime_s=now - self._started_at,
@@ -285,12 +293,15 @@ class Hub:
             bad_frames=self._bad_frames,
             quarantined=self._quarantined,
             undeliverable=self._undeliverable,
-            records=self._store.stats(),
+            records=self._store.stats(committing),
             requests=self._router.accounts.stats(),
             open_requests=len(self._router),
             late_replies=self._router.accounts.late_replies,
             groups=self._leases.stats(),
             blobs=BlobStats() if self.bulk is None else self.bulk.stats(),
+            recalled=self._store.recalled,
+            committing=committing.total(),
+            disk=self.disk,
         )
 
     def _hello(self, peer: bytes, hello: Hello, request_id: int, now: float) -> list[Outgoing]:
@@ -319,6 +330,17 @@ class Hub:
         member.received_bytes = ping.received_bytes
         self._leases.read(member)
         return [Outgoing(peer=member.peer, message=Pong(), request_id=request_id), *self._gathers.read(member, now)]
+
+    def _commit(self, member: Member, commit: Commit, request_id: int) -> list[Outgoing]:
+        """Move a named consumer of a worker forward, at once or when that is on disk."""
+        key = (member.name, commit.consumer)
+        answer: Committed | Refused | None = self._consumers.refusal(member.name, commit, self._store.newest)
+        if answer is None and self.commits is not None:
+            if self.commits.tell(key, commit.cursor, peer=member.peer, waiter=request_id):
+                return []
+            answer = refused("too_many", f"too many commits of one consumer have no answer, got one more: {commit.consumer!r}")
+        message = answer or Committed(cursor=self._consumers.tell(key, commit.cursor))
+        return [Outgoing(peer=member.peer, message=message, request_id=request_id)]
 
     def _publish(self, member: Member, publish: Publish, incoming: Incoming[ToHub], now: float) -> list[Outgoing]:
         tally = member.tally

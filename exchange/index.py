@@ -25,7 +25,7 @@ from exchange.types import AgentName, Cursor, Kind, PromptId, Version
 
 __all__ = ["Index", "open_index"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 5.0
 JOURNAL_LIMIT_BYTES = 64 << 20
 MAX_INTEGER = (1 << 63) - 1
@@ -33,6 +33,8 @@ MAX_INTEGER = (1 << 63) - 1
 PARAMETERS_AT_ONCE = 900
 # About 16 MiB: a page that changes with every group is written to the database once for many of them.
 CHECKPOINT_PAGES = 4096
+# Over all hubs of a run: as many as one hub lets its workers have. Those that were silent for longest go at a start.
+CONSUMERS_KEPT = 1 << 14
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _SCHEMA = f"""
@@ -48,7 +50,8 @@ CREATE INDEX prompts_cursor ON prompts(cursor);
 CREATE TABLE incarnations(
     agent TEXT PRIMARY KEY, epoch INTEGER NOT NULL, peer BLOB NOT NULL, mark INTEGER NOT NULL, above TEXT NOT NULL
     ) WITHOUT ROWID;
-CREATE TABLE consumers(name TEXT PRIMARY KEY, cursor INTEGER NOT NULL, told_at_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE consumers(
+    agent TEXT, name TEXT, cursor INTEGER NOT NULL, told_at_ns INTEGER NOT NULL, PRIMARY KEY(agent, name)) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
@@ -58,6 +61,8 @@ _BY_PROMPT = f"""SELECT {_COLUMNS} FROM records WHERE cursor IN (
     SELECT DISTINCT cursor FROM prompts WHERE prompt_id IN ({{prompts}}) AND kind IN ({{kinds}}) AND cursor > ?
     ORDER BY cursor LIMIT ?) ORDER BY cursor"""
 _LATEST = f"SELECT {_COLUMNS} FROM records WHERE cursor < ? ORDER BY cursor DESC LIMIT ?"
+_FORGET_CONSUMERS = """DELETE FROM consumers WHERE (agent, name) IN
+    (SELECT agent, name FROM consumers ORDER BY told_at_ns DESC LIMIT -1 OFFSET ?)"""
 _FACTS = """SELECT segment, min(cursor), max(cursor), count(*), max(stored_at_ns), max(offset + nbytes)
     FROM records GROUP BY segment ORDER BY segment"""
 
@@ -88,7 +93,7 @@ class Index:
         with self._told(), self._writing:
             counts = dict(self._writer.execute("SELECT name, value FROM state").fetchall())
             incarnations = self._writer.execute("SELECT agent, epoch, peer, mark, above FROM incarnations").fetchall()
-            consumers = self._writer.execute("SELECT name, cursor, told_at_ns FROM consumers").fetchall()
+            consumers = self._writer.execute("SELECT agent, name, cursor, told_at_ns FROM consumers").fetchall()
         return IndexState(
             newest=Cursor(counts.get("newest", 0)),
             dropped_to=Cursor(counts.get("dropped_to", 0)),
@@ -97,7 +102,9 @@ class Index:
                 agent: Incarnation(peer=peer, epoch=epoch, mark=mark, above=frozenset(msgspec.json.decode(above)))
                 for agent, epoch, peer, mark, above in incarnations
             },
-            consumers={name: ConsumerCursor(cursor=cursor, told_at_ns=at_ns) for name, cursor, at_ns in consumers},
+            consumers={
+                (agent, name): ConsumerCursor(cursor=cursor, told_at_ns=at_ns) for agent, name, cursor, at_ns in consumers
+            },
         )
 
     def facts(self) -> dict[int, SegmentFacts]:
@@ -113,7 +120,7 @@ class Index:
             (agent, _fit(known.epoch), known.peer, _fit(known.mark), msgspec.json.encode(sorted(known.above)).decode())
             for agent, known in change.incarnations.items()
         ]
-        consumers = [(name, told.cursor, told.told_at_ns) for name, told in change.consumers.items()]
+        consumers = [(*key, told.cursor, told.told_at_ns) for key, told in change.consumers.items()]
         with self._transaction(durable=bool(consumers)) as db:
             _insert(db, f"INSERT INTO records({_COLUMNS})", list(map(_values, records)))
             _insert(db, "INSERT INTO prompts", prompts)
@@ -202,11 +209,16 @@ class Index:
                 f"the index was written by a newer version: schema {SCHEMA_VERSION} is known here, got schema={version}, "
                 f"path={str(self._path)!r}: use that version, or move the file away to have it rebuilt"
             )
+        if 0 < version < SCHEMA_VERSION:
+            raise CorruptIndexError(
+                f"the index was written by an older version, got schema={version}, path={str(self._path)!r}"
+            )
         problems = self._writer.execute("PRAGMA quick_check(1)").fetchall()
         if problems != [("ok",)]:
             raise CorruptIndexError(f"the index is damaged: {problems[0][0]}, got path={str(self._path)!r}")
         if version == 0:
             self._writer.executescript(_SCHEMA)
+        self._writer.execute(_FORGET_CONSUMERS, (CONSUMERS_KEPT,))
 
     @contextmanager
     def _transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
@@ -237,7 +249,8 @@ class Index:
 
 
 def open_index(path: Path) -> tuple[Index, Path | None]:
-    """The index at `path`, new if missing. A damaged one is moved aside first; returns where to, else None."""
+    """The index at `path`, new if missing. A damaged one, or one of an older schema, is moved aside
+    first; returns where to, else None."""
     try:
         return Index(path), None
     except CorruptIndexError:

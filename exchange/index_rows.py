@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from exchange.consumers import ConsumerKey
 from exchange.members import Incarnation
 from exchange.segments import Place
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version
@@ -71,7 +72,7 @@ class Change:
 
     records: Sequence[IndexedRecord] = ()
     incarnations: Mapping[AgentName, Incarnation] = field(default_factory=dict)
-    consumers: Mapping[str, ConsumerCursor] = field(default_factory=dict)
+    consumers: Mapping[ConsumerKey, ConsumerCursor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class IndexState:
     dropped_to: Cursor
     dropped_segment: int
     incarnations: dict[AgentName, Incarnation]
-    consumers: dict[str, ConsumerCursor]
+    consumers: dict[ConsumerKey, ConsumerCursor]
 
 
 @dataclass(frozen=True, slots=True)

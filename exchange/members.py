@@ -206,6 +206,11 @@ class Members:
             return "gone"
         return "suspect" if silent_heartbeats >= SUSPECT_HEARTBEATS else "live"
 
+    def alive(self, name: AgentName, now: float) -> bool:
+        """Whether a worker of this name is there, or may be."""
+        member = self._by_name.get(name)
+        return member is not None and self.state(member, now) in ("live", "suspect")
+
     def newest(self) -> dict[AgentName, Version]:
         return {name: member.newest for name, member in self._by_name.items() if member.newest is not None}
 

@@ -96,9 +96,11 @@ def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
     if store is None:
         return Hub(config, first_cursor=by_clock)
     first_cursor = max(by_clock, Cursor(store.newest + 1))
-    hub = Hub(config, first_cursor=first_cursor, durable=True, known=store.incarnations)
+    consumers = {key: told.cursor for key, told in store.consumers.items()}
+    hub = Hub(config, first_cursor=first_cursor, durable=True, known=store.incarnations, consumers=consumers)
+    hub.disk = store.stats()
     latest = store.latest(config.memory_bytes)
-    complete = len(latest) == store.stats().records
+    complete = len(latest) == hub.disk.records
     missing_to = store.dropped_to if complete or not latest else Cursor(latest[0].cursor - 1)
     records = []
     for found in latest:

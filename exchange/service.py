@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from exchange.commits import Publication
+from exchange.consumers import ConsumerKey
 from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
 from exchange.hub import Hub
 from exchange.messages import refused
 from exchange.replays import Chunk, Reading
+from exchange.stats import DiskStats
+from exchange.types import Cursor
 from exchange.wire import Buffer, Outgoing, encode_message, hub_decoder, joined, messages_in
 
 __all__ = ["HubService"]
@@ -24,14 +28,20 @@ SendNow = Callable[[bytes, Sequence[Buffer]], bool]
 # Records that come within this time, or up to so many bytes, share one sync of the disk.
 COMMIT_INTERVAL_S = 0.005
 COMMIT_BYTES = 8 << 20
+# After commits, retention and a checkpoint are seen to within this time.
+UPKEEP_INTERVAL_S = 1.0
 
 
 class Log(Protocol):
     """Where a hub's records are kept over its death."""
 
-    def commit(self, publications: Sequence[Publication]) -> None:
+    def commit(self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor]) -> None:
         """Write a group and sync it; called in a thread, one group at a time. Raises StorageError, and then nothing of
         the group is kept."""
+        ...
+
+    def upkeep(self, keep_from: Cursor | None, *, idle: bool) -> DiskStats:
+        """Let go what is over the limits, and tidy up when idle; called in the same thread. Raises StorageError."""
         ...
 
     def read(self, reading: Reading) -> Chunk:
@@ -53,6 +63,8 @@ class HubService:
         self._reading: asyncio.Future[Chunk] | None = None
         self._commit_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Future[None] | None = None
+        self._upkeep_timer: asyncio.TimerHandle | None = None
+        self._kept: asyncio.Task[None] | None = None
         self._clock = clock
         self._send = send
         self._decoder = hub_decoder()
@@ -105,6 +117,11 @@ class HubService:
         """Take leave of the workers and the disk; nothing is received any more."""
         self.close()
         await self.flush()
+        if self._upkeep_timer is not None:
+            self._upkeep_timer.cancel()
+        if self._kept is not None:
+            await self._kept
+        await self._upkeep()
         if self._reading is not None:
             await asyncio.wait((self._reading,))
         for threads in (self._disk, self._replay):
@@ -128,8 +145,9 @@ class HubService:
         commits, log, disk = self.hub.commits, self._log, self._disk
         if self._committing is not None or commits is None or log is None or disk is None:
             return
-        if group := commits.take():
-            self._committing = asyncio.get_running_loop().run_in_executor(disk, log.commit, group)
+        if len(commits):
+            group = commits.take()
+            self._committing = asyncio.get_running_loop().run_in_executor(disk, log.commit, group, commits.told)
             self._committing.add_done_callback(self._committed)
 
     def _committed(self, commit: asyncio.Future[None]) -> None:
@@ -142,6 +160,24 @@ class HubService:
             self._deliver(self.hub.commit_failed(str(error)))
         self._arm()
         self._arm_commit()
+        if self._upkeep_timer is None and not self._closed:
+            self._upkeep_timer = asyncio.get_running_loop().call_later(UPKEEP_INTERVAL_S, self._start_upkeep)
+
+    def _start_upkeep(self) -> None:
+        self._upkeep_timer = None
+        self._kept = asyncio.get_running_loop().create_task(self._upkeep(), name="exchange upkeep")
+
+    async def _upkeep(self) -> None:
+        """Have the disk tidied; waits for it."""
+        log, disk = self._log, self._disk
+        if log is None or disk is None:
+            return
+        idle = self._committing is None and not self.hub.commits
+        upkeep = partial(log.upkeep, self.hub.keep_from(), idle=idle)
+        try:
+            self.hub.disk = await asyncio.get_running_loop().run_in_executor(disk, upkeep)
+        except StorageError as error:
+            _log.error("the exchange's disk could not be tidied: %s", error)
 
     def _read(self) -> None:
         """Have the next piece read for a gather that memory cannot answer."""

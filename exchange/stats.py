@@ -13,6 +13,7 @@ from exchange.types import AgentName, Cursor, Kind, Version
 __all__ = [
     "AskerStats",
     "BlobStats",
+    "DiskStats",
     "GroupStats",
     "HubStats",
     "MemberState",
@@ -51,12 +52,42 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One producer's records of one kind. accepted = stored + evicted (for room) + expired (for age), in a hub that keeps
-    them in memory alone; one with a disk adds what it recalled at its start, less what is not on disk yet."""
+    """One producer's records of one kind: accepted + recalled = stored + evicted (for room) + expired (for age) + committing.
+
+    stored: in memory. recalled: taken back from disk at the hub's start. committing: on their way to the disk.
+    """
 
     stored: int
     evicted: int
     expired: int
+    recalled: int = 0
+    committing: int = 0
+
+
+class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on disk, and since the start: dropped_* by retention, of them forced_segments although still needed.
+
+    wal_alarms: how often the index's log has grown over its limit, as a reader kept it. Found at the start: reindexed
+    records that the index had not known, truncated_bytes of a write that a crash cut off, skipped_bytes of damaged
+    segments, lost records that the index knew and no segment has; damaged_index: moved there. damaged_reads: of records
+    that readers had to go on without.
+    """
+
+    nbytes: int = 0
+    segments: int = 0
+    records: int = 0
+    index_bytes: int = 0
+    wal_bytes: int = 0
+    wal_alarms: int = 0
+    dropped_records: int = 0
+    dropped_segments: int = 0
+    forced_segments: int = 0
+    reindexed: int = 0
+    truncated_bytes: int = 0
+    skipped_bytes: int = 0
+    lost: int = 0
+    damaged_reads: int = 0
+    damaged_index: str | None = None
 
 
 class PairStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +148,9 @@ class BlobStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stats"):
-    """The hub. accepted records = stored + evicted (for room) + expired (for age), over all workers.
+    """The hub. accepted + recalled records = stored + evicted (for room) + expired (for age) + committing, over all workers.
 
+    recalled, committing: as in RecordStats. disk: None for a hub in memory, else up to a second old.
     bad_frames: messages that could not be read. quarantined: records refused as malformed or unsupported; the last of both are
     kept raw in the hub. undeliverable: answers to peers that left or do not read.
     records: by producer and kind; their sums are the totals. requests: by asker. late_replies: came when it was over.
@@ -143,6 +175,9 @@ class HubStats(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     quarantined: int = 0
     groups: dict[str, GroupStats] = {}
     blobs: BlobStats = BlobStats()
+    recalled: int = 0
+    committing: int = 0
+    disk: DiskStats | None = None
 
 
 @dataclass(slots=True)
@@ -157,6 +192,12 @@ class Tally:
     accepted_bytes: Counter[Kind] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     delivered: defaultdict[AgentName, Counter[Kind]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def take_back(self, kind: Kind, nbytes: int, reason: str) -> None:
+        """A record that was counted as accepted is refused after all."""
+        self.accepted[kind] -= 1
+        self.accepted_bytes[kind] -= nbytes
+        self.refused[reason] += 1
 
 
 @dataclass(slots=True)

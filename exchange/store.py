@@ -7,7 +7,7 @@ prompt hold the same records in the same order; as only the oldest ever go, each
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -72,6 +72,7 @@ class _Share:
     stored: int = 0
     evicted: int = 0
     expired: int = 0
+    recalled: int = 0
     lost_to: Cursor = START
 
 
@@ -90,6 +91,7 @@ class MemoryStore:
         self.evicted_to = Cursor(0)
         self.evicted = 0
         self.expired = 0
+        self.recalled = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -133,6 +135,8 @@ class MemoryStore:
         newest = self.newest
         for record in records:
             self.append(record)
+            self._shares[record.agent, record.kind].recalled += 1
+            self.recalled += 1
         self.newest, self._before = newest, missing_to
 
     def lost_to(self, wanted: Callable[[AgentName, Kind], bool]) -> Cursor:
@@ -140,11 +144,18 @@ class MemoryStore:
         lost = (share.lost_to for (agent, kind), share in self._shares.items() if wanted(agent, kind))
         return max(self._before, *lost, START)
 
-    def stats(self) -> dict[AgentName, dict[Kind, RecordStats]]:
-        """What became of the records of each producer and kind."""
+    def stats(self, committing: Counter[tuple[AgentName, Kind]]) -> dict[AgentName, dict[Kind, RecordStats]]:
+        """What became of the records of each producer and kind. committing: those that come here once they are on disk."""
         stats: defaultdict[AgentName, dict[Kind, RecordStats]] = defaultdict(dict)
-        for (agent, kind), share in self._shares.items():
-            stats[agent][kind] = RecordStats(stored=share.stored, evicted=share.evicted, expired=share.expired)
+        for agent, kind in {**self._shares, **committing}:
+            share = self._shares.get((agent, kind), _Share())
+            stats[agent][kind] = RecordStats(
+                stored=share.stored,
+                evicted=share.evicted,
+                expired=share.expired,
+                recalled=share.recalled,
+                committing=committing[agent, kind],
+            )
         return dict(stats)
 
     @property

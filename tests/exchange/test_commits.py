@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from exchange.config import HubConfig
 from exchange.hub import Hub
-from exchange.messages import Accepted, Gather, Publish, Refused, Rows
+from exchange.messages import Accepted, Bye, Commit, Committed, Gather, Publish, Refused, Rows
+from exchange.stats import HubStats
 from exchange.testing import HubDriver, a_rollout_group, rewards_of
-from exchange.types import AnyExperience, Cursor
+from exchange.types import AgentName, AnyExperience, Cursor
 from exchange.wire import Outgoing, encode_record
 
 
@@ -31,8 +32,25 @@ class DurableDriver(HubDriver):
         return self.hub.committed()
 
 
+def assert_conserved(stats: HubStats) -> None:
+    """accepted + recalled = stored + evicted + expired + committing, in all and for every producer and kind."""
+    accepted = {name: worker.accepted for name, worker in stats.workers.items()}
+    shares = [(name, kind, share) for name, kinds in stats.records.items() for kind, share in kinds.items()]
+    for name, kind, share in shares:
+        there = share.stored + share.evicted + share.expired + share.committing
+        assert accepted[name].get(kind, 0) + share.recalled == there
+    total = sum(sum(each.values()) for each in accepted.values())
+    assert total + stats.recalled == stats.stored + stats.evicted + stats.expired + stats.committing
+    assert stats.committing == sum(share.committing for *_, share in shares)
+    for worker in stats.workers.values():
+        assert worker.published == sum(worker.accepted.values()) + sum(worker.refused.values()) + worker.duplicates
+
+
 def rows_of(driver: DurableDriver) -> list[int]:
-    rows = driver.ask("beta", Gather(kinds=("rewards",)))
+    return rows_in(driver.ask("beta", Gather(kinds=("rewards",))))
+
+
+def rows_in(rows: object) -> list[int]:
     assert isinstance(rows, Rows)
     return [row.cursor for row in rows.rows]
 
@@ -121,6 +139,54 @@ def test_when_the_disk_is_far_behind_nobody_is_answered_before_it() -> None:
     assert len(driver.commit()) == 1
 
 
+def test_a_consumer_has_moved_once_that_is_on_disk() -> None:
+    driver = DurableDriver()
+    for seq in (1, 2, 3):
+        driver.send(rewards_of("alpha", seq, "p"), seq)
+    driver.commit()
+    judge = Gather(kinds=("rewards",), consumer="judge")
+    assert driver.say("beta", Commit(consumer="judge", cursor=Cursor(2))) == []
+    assert driver.say("beta", Commit(consumer="judge", cursor=Cursor(1))) == []
+    assert driver.hub.commits is not None and len(driver.hub.commits) == 1
+    assert len(rows_in(driver.ask("beta", judge))) == 3
+    assert driver.hub.commits.take() == ()
+    assert driver.hub.commits.told == {(AgentName("beta"), "judge"): 2}
+    assert driver.say("beta", Commit(consumer="judge", cursor=Cursor(3))) == []
+    assert [out.message for out in driver.hub.committed()] == [Committed(cursor=Cursor(2))] * 2
+    assert rows_in(driver.ask("beta", judge)) == [3]
+    driver.hub.commits.take()
+    (refusal,) = driver.hub.commit_failed("full")
+    assert isinstance(refusal.message, Refused) and refusal.message.reason == "storage"
+    assert rows_in(driver.ask("beta", judge)) == [3]
+    assert driver.say("beta", Commit(consumer="judge", cursor=Cursor(1))) == []
+    assert [out.message for out in driver.commit()] == [Committed(cursor=Cursor(2))], "it never goes back"
+
+
+def test_what_waits_of_consumers_is_bounded() -> None:
+    driver = DurableDriver()
+    answers = [driver.say("beta", Commit(consumer=f"c{i}", cursor=Cursor(0))) for i in range(65)]
+    answers += [driver.say("beta", Commit(consumer="c0", cursor=Cursor(0))) for _ in range(16)]
+    refusals = [out.message for each in answers for out in each]
+    assert [type(each) for each in refusals] == [Refused, Refused]
+    assert len(driver.commit()) == len(answers) - 2
+
+
+def test_retention_keeps_what_living_consumers_need() -> None:
+    driver = DurableDriver()
+    for seq in range(1, 10):
+        driver.send(rewards_of("alpha", seq, "p"), seq)
+    driver.commit()
+    assert driver.hub.keep_from() is None
+    for name, consumer, cursor in (("beta", "judge", 4), ("beta", "other", 6), ("alpha", "own", 8)):
+        driver.say(name, Commit(consumer=consumer, cursor=Cursor(cursor)))
+    driver.commit()
+    assert driver.hub.keep_from() == 5
+    driver.say("beta", Bye())
+    assert driver.hub.keep_from() == 9
+    driver.clock.advance(100)
+    assert driver.hub.keep_from() is None
+
+
 def test_a_hub_without_a_disk_refuses_durable_records() -> None:
     driver = HubDriver()
     driver.join("alpha")
@@ -136,6 +202,7 @@ def test_every_request_is_answered_exactly_once(steps: list[str]) -> None:
     assert driver.hub.commits is not None
     seq, answers = 0, []
     for step in steps:
+        assert_conserved(driver.hub.stats())
         if step in ("send", "accepted") or (step == "again" and not seq):
             seq += 1
             answers += driver.send(rewards_of("alpha", seq, "p"), seq, durable=step != "accepted")
@@ -146,6 +213,8 @@ def test_every_request_is_answered_exactly_once(steps: list[str]) -> None:
         else:
             answers += driver.hub.committed() if step == "done" else driver.hub.commit_failed("full")
     answers += driver.hub.committed() + driver.commit()
+    assert_conserved(driver.hub.stats())
+    assert driver.hub.stats().committing == 0
     asked = sum(step in ("send", "again", "accepted") for step in steps)
     assert len(answers) == len({answer.request_id for answer in answers}) == asked
     assert driver.hub.commits.waiting_bytes == 0

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from exchange.commits import Publication
 from exchange.config import HubConfig
+from exchange.consumers import ConsumerKey
 from exchange.errors import StorageError
 from exchange.hub import Hub
 from exchange.messages import Accepted, Hello, Ping, Pong, Publish, Refused, ToHub, ToWorker
 from exchange.replays import Chunk, Reading
 from exchange.service import HubService
+from exchange.stats import DiskStats
 from exchange.testing import rewards_of
-from exchange.types import AgentName
+from exchange.types import AgentName, Cursor
 from exchange.wire import Buffer, encode_message, encode_record, messages_in, worker_decoder
 
 
@@ -30,12 +32,15 @@ class SlowLog:
         self.groups: list[list[int]] = []
         self.failure: Exception | None = None
 
-    def commit(self, publications: Sequence[Publication]) -> None:
+    def commit(self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor]) -> None:
         self.entered.set()
         assert self.gate.wait(10)
         if self.failure is not None:
             raise self.failure
         self.groups.append([publication.seq for publication in publications])
+
+    def upkeep(self, keep_from: Cursor | None, *, idle: bool) -> DiskStats:
+        return DiskStats()
 
     def read(self, reading: Reading) -> Chunk:
         raise NotImplementedError

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from exchange import index as index_module
 from exchange.errors import CorruptIndexError, StorageError
 from exchange.index import Index, open_index
 from exchange.index_rows import Change, ConsumerCursor, IndexedRecord, RecordMeta, saw
@@ -92,7 +93,7 @@ def test_any_number_of_prompts_can_be_asked_for(index: Index) -> None:
 
 def test_a_commit_is_all_or_nothing(index: Index) -> None:
     known = {ALPHA: Incarnation(peer=b"one", epoch=2, mark=7, above=frozenset({9}))}
-    told = {"judge": ConsumerCursor(cursor=Cursor(1), told_at_ns=5)}
+    told = {(ALPHA, "judge"): ConsumerCursor(cursor=Cursor(1), told_at_ns=5)}
     index.commit(Change(records=[a_row(1, "p")], incarnations=known, consumers=told))
     state = index.state()
     assert (state.newest, state.incarnations, state.consumers) == (1, known, told)
@@ -139,6 +140,29 @@ def test_an_index_of_a_newer_version_is_refused_and_kept(tmp_path: Path) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["index"]
 
 
+def test_an_index_of_an_older_version_is_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    Index(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    index, aside = open_index(path)
+    assert aside is not None and aside.exists()
+    index.commit(Change(records=[a_row(1)]))
+    index.close()
+
+
+def test_consumers_that_were_silent_for_longest_go_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "CONSUMERS_KEPT", 2)
+    index = Index(tmp_path / "index")
+    told = {(ALPHA, f"c{i}"): ConsumerCursor(cursor=Cursor(i), told_at_ns=i) for i in (3, 1, 4)}
+    index.commit(Change(consumers=told))
+    index.close()
+    index = Index(tmp_path / "index")
+    assert sorted(index.state().consumers) == [(ALPHA, "c3"), (ALPHA, "c4")]
+    index.close()
+
+
 @pytest.mark.parametrize("harm", ["no database", "torn pages", "cut"])
 def test_a_damaged_index_is_moved_aside(tmp_path: Path, harm: str) -> None:
     path = tmp_path / "index"
@@ -177,12 +201,12 @@ def test_a_long_reader_is_in_the_way_of_the_checkpoint_only(tmp_path: Path, inde
 
 
 def test_own_reads_never_keep_the_log_from_shrinking(index: Index) -> None:
-    index._writer.execute("PRAGMA wal_autocheckpoint = 200")
-    for cursor in range(1, 60):
-        index.commit(Change(records=[a_row(cursor, *(f"{i}-{cursor}" for i in range(300)))]))
+    index._writer.execute("PRAGMA wal_autocheckpoint = 100")
+    for cursor in range(1, 40):
+        index.commit(Change(records=[a_row(cursor, *(f"{i}-{cursor}" for i in range(60)))]))
         index.select(["rewards"], None, Cursor(0), 1)
-    # 200 pages of 4 KiB are moved into the database as they fill up.
-    assert index.sizes()[1] < 2 << 20
+    # 100 pages of 4 KiB are moved into the database as they fill up.
+    assert index.sizes()[1] < 1 << 20
 
 
 def test_seen_numbers_close_up_and_stay_within_reach() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import exchange
+from exchange import service
 from exchange.errors import StorageError
 from exchange.testing import a_rollout_group, rewards_of
 from exchange.types import AgentName, Cursor, PromptId, Version
@@ -109,6 +110,34 @@ async def steps_of_a_subscriber(directory: Path, after: Cursor, memory_bytes: in
             except exchange.GapError:
                 gaps += 1
     return steps, gaps
+
+
+async def test_a_named_consumer_goes_on_where_it_was_and_the_accounts_add_up(tmp_path: Path) -> None:
+    handed = []
+    for _ in range(2):
+        async with serving(tmp_path) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+            for step in range(3):
+                await alpha.publish(rewards_of("alpha", step, "p", epoch=alpha.epoch), ack="durable")
+            async with exchange.connect(endpoint, name="reader", run_id="r") as reader, asyncio.timeout(20):
+                subscription = reader.subscribe(kinds={"rewards"}, name="judge")
+                for _ in range(2):
+                    row = await anext(subscription)
+                    handed.append((row.experience.version.epoch, row.experience.step))
+                assert await subscription.commit() == row.cursor
+            stats = await alpha.stats()
+            assert (stats.recalled, stats.stored, stats.committing) == (stats.stored - 3, 3 + stats.recalled, 0)
+    assert handed == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+async def test_retention_and_checkpoint_come_after_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "UPKEEP_INTERVAL_S", 0.0)
+    async with serving(tmp_path, disk_bytes=100_000) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        async with asyncio.timeout(20):
+            for step in range(30):
+                await alpha.publish(a_rollout_group("alpha", step, "p", tokens=256), ack="durable")
+            while (disk := (await alpha.stats()).disk) is None or disk.wal_bytes or disk.nbytes > 130_000:
+                pass
+        assert disk.dropped_segments > 10 and disk.records < 10
 
 
 async def test_records_that_were_only_accepted_are_kept_by_a_hub_that_ends_in_order(tmp_path: Path) -> None:
