@@ -54,12 +54,18 @@ def three_segments(directory: Path) -> RecordLog:
     return RecordLog(directory)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RecordLog:
+    """Three segments that nobody changes."""
+    return three_segments(tmp_path_factory.mktemp("records"))
+
+
 def cursors(log: RecordLog, **filters: Any) -> list[int]:
     return [row.cursor for row in log.rows(**filters)]
 
 
-def test_rows_tell_what_they_are(tmp_path: Path) -> None:
-    row = next(iter(three_segments(tmp_path).rows(after=Cursor(20))))
+def test_rows_tell_what_they_are(whole: RecordLog) -> None:
+    row = next(iter(whole.rows(after=Cursor(20))))
     assert (row.cursor, row.kind, row.agent, row.step, row.version) == (30, "prompts", "alpha", 1, Version(0, 1))
     assert (row.prompt_ids, row.stored_at_ns) == (("p", "q"), 1_000_030_000_000)
     assert row.nbytes == len(msgspec.msgpack.encode(step_prompts("alpha", 1, "p", "q")))
@@ -85,8 +91,8 @@ def test_rows_tell_what_they_are(tmp_path: Path) -> None:
         ({"limit": 2, "after": 50}, [60]),
     ],
 )
-def test_filters_are_exact_over_all_segments(tmp_path: Path, filters: dict[str, Any], wanted: list[int]) -> None:
-    assert cursors(three_segments(tmp_path), **filters) == wanted
+def test_filters_are_exact_over_all_segments(whole: RecordLog, filters: dict[str, Any], wanted: list[int]) -> None:
+    assert cursors(whole, **filters) == wanted
 
 
 def test_records_are_read_as_plain_values_of_kinds_that_nobody_registered(tmp_path: Path) -> None:
