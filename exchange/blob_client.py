@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exchange.blob_ends import BlobData, FileSource, FileTarget, MemoryTarget, Source, Target, source_of
-from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES, BulkToWorker, Get, Held, Offer, Piece, Put, Taken
+from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES, BulkToWorker, Doubt, Get, Held, Offer, Piece, Put, Taken
 from exchange.bulk_session import BulkAnswer, BulkSession, OpenBulk
 from exchange.errors import BlobError, RefusedError, StorageError
 from exchange.messages import AskStats, Refused
@@ -38,7 +37,8 @@ TRANSFERS = BULK_CREDIT // WINDOW
 COMING_S = 5.0
 # Attempts without anything new before a transfer has failed.
 FRUITLESS = 4
-HASHED_AT_ONCE = 4 * PIECE_BYTES
+# What a thread reads or hashes before it is asked to go on.
+AT_ONCE_BYTES = 8 << 20
 
 T = TypeVar("T")
 
@@ -88,8 +88,8 @@ class BlobClient:
 
     async def _name(self, source: Source) -> BlobRef:
         digest = blake3.blake3()
-        for offset in range(0, source.nbytes, HASHED_AT_ONCE):
-            await self._in_thread(lambda offset=offset: digest.update(source.read(offset, HASHED_AT_ONCE)))
+        for offset in range(0, source.nbytes, AT_ONCE_BYTES):
+            await self._in_thread(lambda offset=offset: digest.update(source.read(offset, AT_ONCE_BYTES)))
         return BlobRef(id=digest.hexdigest(), nbytes=source.nbytes)
 
     async def _offer(self, ref: BlobRef, source: Source) -> None:
@@ -148,46 +148,47 @@ class BlobClient:
     async def _fill(self, ref: BlobRef, target: Target, wait_s: float) -> None:
         head = Get(id=ref.id, offset=0, nbytes=0, wait_s=wait_s)
         found = await self._piece(ref, head, self._bulk.ask(head))
-        if found.file is not None and await self._write(target, self._from_file(ref, Path(found.file))) == ref.id:
+        if found.file is not None and await self._digest(self._from_file(ref, target, Path(found.file))) == ref.id:
             end = Get(id=ref.id, offset=ref.nbytes, nbytes=0)
             await self._bulk.answer(self._bulk.ask(end))
             return
-        digest = await self._write(target, self._from_hub(ref))
-        if digest != ref.id:
-            raise BlobError(f"the bytes are not those of the blob's name, got {digest}, expected {ref.id}")
+        try:
+            digest = await self._digest(self._from_hub(ref, target))
+            if digest != ref.id:
+                raise BlobError(f"the bytes are not those of the blob's name, got {digest}, expected {ref.id}: send it again")
+        except BlobError:
+            await self._bulk.answer(self._bulk.ask(Doubt(id=ref.id)))
+            raise
 
-    async def _write(self, target: Target, pieces: AsyncGenerator[tuple[int, memoryview], None]) -> str:
-        """Fill a target; the digest of what it was filled with."""
+    async def _digest(self, written: AsyncGenerator[Buffer, None]) -> str:
+        """The digest of what is written piece by piece; one piece is hashed while the next is fetched."""
         digest = blake3.blake3()
         hashing: asyncio.Future[object] | None = None
-        async with aclosing(pieces):
-            async for offset, data in pieces:
-                written = await self._in_thread(target.write, offset, data)
+        async with aclosing(written):
+            async for data in written:
                 if hashing is not None:
                     await hashing
-                hashing = asyncio.get_running_loop().run_in_executor(self._threads, digest.update, written)
+                hashing = asyncio.get_running_loop().run_in_executor(self._threads, digest.update, data)
         if hashing is not None:
             await hashing
         return digest.hexdigest()
 
-    async def _from_file(self, ref: BlobRef, path: Path) -> AsyncGenerator[tuple[int, memoryview], None]:
-        """The pieces of the hub's own file. What cannot be read, or is another file, ends early: the hub is then asked."""
+    async def _from_file(self, ref: BlobRef, target: Target, path: Path) -> AsyncGenerator[Buffer, None]:
+        """Fill a target from the hub's own file. What cannot be read, or is another file, ends early: the hub is then asked."""
         try:
             source = FileSource(path)
         except StorageError:
             return
-        # Small enough for a cache; in turns, as one piece is hashed while the next is read.
-        rooms = cycle([memoryview(bytearray(PIECE_BYTES)) for _ in range(2)])
         try:
-            for offset in range(0, ref.nbytes if source.nbytes == ref.nbytes else 0, PIECE_BYTES):
-                yield offset, await self._in_thread(source.read_into, offset, next(rooms))
+            for offset in range(0, ref.nbytes if source.nbytes == ref.nbytes else 0, AT_ONCE_BYTES):
+                yield await self._in_thread(target.fill, source, offset, AT_ONCE_BYTES)
         except StorageError as error:
             _log.warning("a blob is fetched from the hub, as its file cannot be read: %s", error)
         finally:
             source.close()
 
-    async def _from_hub(self, ref: BlobRef) -> AsyncGenerator[tuple[int, memoryview], None]:
-        """The pieces of a blob, a few of them on the way at a time."""
+    async def _from_hub(self, ref: BlobRef, target: Target) -> AsyncGenerator[Buffer, None]:
+        """Fill a target with pieces, a few of them on the way at a time."""
         ahead: deque[tuple[Get, asyncio.Future[BulkAnswer]]] = deque()
         offset = 0
         try:
@@ -200,7 +201,7 @@ class BlobClient:
                     return
                 get, future = ahead.popleft()
                 piece = await self._piece(ref, get, future)
-                yield get.offset, piece.data
+                yield await self._in_thread(target.write, get.offset, piece.data)
         finally:
             for _, future in ahead:
                 future.cancel()
@@ -233,6 +234,7 @@ class BlobClient:
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """Run in a thread; cancelled, it still waits for the end of the call, as that uses what the caller then closes."""
+        self._session.check()
         job = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
         try:
             return await asyncio.shield(job)

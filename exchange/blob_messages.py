@@ -4,6 +4,7 @@
     Offer  ->   Held | Taken | Refused    a blob that could be sent: it is there already, or from where on to send it
     Put    ->   Taken | Held | Refused    one piece; Held once the last one is in and the whole is verified
     Get    ->   Piece | Refused           one piece of a blob that is there, or comes within wait_s
+    Doubt  ->   Held | Refused            its bytes were not those of its name: the hub looks, and drops it if that is so
            <-   Taken, request id 0       still verifying
 
 Every question is about an offset and may be asked again after a break: the worker drives both directions, with a few pieces
@@ -16,7 +17,7 @@ from exchange.message_base import Wire
 from exchange.messages import Refused
 from exchange.types import check_blob_id
 
-__all__ = ["BULK_CREDIT", "PIECE_BYTES", "BulkToHub", "BulkToWorker", "Get", "Held", "Offer", "Piece", "Put", "Taken"]
+__all__ = ["BULK_CREDIT", "PIECE_BYTES", "BulkToHub", "BulkToWorker", "Doubt", "Get", "Held", "Offer", "Piece", "Put", "Taken"]
 
 PIECE_BYTES = 4 << 20
 # Pieces that one worker has on the way, both directions together.
@@ -66,6 +67,10 @@ class Get(_OfBlob, frozen=True, kw_only=True, tag="get"):
             )
 
 
+class Doubt(_OfBlob, frozen=True, kw_only=True, tag="doubt"):
+    """Worker to hub, when what it got has not the checksums or the name that it should have. Example: Doubt(id="af13…")."""
+
+
 class Held(Wire, frozen=True, kw_only=True, tag="held"):
     """Hub to worker: the blob is there, whole and verified."""
 
@@ -90,5 +95,5 @@ class Piece(Wire, frozen=True, kw_only=True, tag="piece"):
 
 MAX_WAIT_S = 3600.0
 
-BulkToHub = Offer | Put | Get
+BulkToHub = Offer | Put | Get | Doubt
 BulkToWorker = Held | Taken | Piece | Refused

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import crc32c
 
-from exchange.blob_messages import PIECE_BYTES, BulkToHub, BulkToWorker, Get, Held, Offer, Piece, Put, Taken
+from exchange.blob_messages import PIECE_BYTES, BulkToHub, BulkToWorker, Doubt, Get, Held, Offer, Piece, Put, Taken
 from exchange.blobs import Blob, BlobStore
 from exchange.errors import RefusedError, StorageError, WireError
 from exchange.messages import refused
@@ -37,7 +37,7 @@ MAX_WAITING = 1024
 class _Waiter:
     peer: bytes
     request_id: int
-    message: Get | Put
+    message: Get | Put | Doubt
     timer: asyncio.TimerHandle | None
 
 
@@ -106,6 +106,8 @@ class BlobService:
                     self._put(peer, message, payload, request_id)
                 case Get():
                     self._get(peer, message, request_id)
+                case Doubt():
+                    self._doubt(peer, message, request_id)
         except RefusedError as error:
             self._refuse(peer, request_id, error.reason, error.detail)
         except StorageError as error:
@@ -169,10 +171,18 @@ class BlobService:
         file = f"/proc/{os.getpid()}/fd/{blob.fd}" if self._same_host and not get.offset else None
         return self._answer(peer, request_id, Piece(nbytes=blob.nbytes, crc=crc, file=file), data)
 
+    def _doubt(self, peer: bytes, doubt: Doubt, request_id: int) -> None:
+        blob = self._store.find(doubt.id)
+        if blob is None or not blob.whole:
+            raise RefusedError("not_there", "the blob is gone already")
+        if not blob.checking:
+            self._check(blob)
+        return self._wait(peer, request_id, doubt)
+
     def _others(self, blob: Blob, peer: bytes) -> list[bytes]:
         return [mover for mover in self._store.movers(blob, STALLED_S) if mover != peer]
 
-    def _wait(self, peer: bytes, request_id: int, message: Get | Put) -> None:
+    def _wait(self, peer: bytes, request_id: int, message: Get | Put | Doubt) -> None:
         """Answer when the blob is there; a Get at its deadline at the latest."""
         timer = None
         if isinstance(message, Get):
@@ -197,16 +207,17 @@ class BlobService:
             found = await self._digest(blob)
             if found != blob.id:
                 raise RefusedError("digest", f"the bytes are not those of the blob's name, got {found}, expected {blob.id}")
-            await asyncio.get_running_loop().run_in_executor(self._checker, self._store.sync, blob)
+            if not blob.whole:
+                await asyncio.get_running_loop().run_in_executor(self._checker, self._store.sync, blob)
         except (RefusedError, StorageError) as error:
             self._store.drop(blob)
             reason, detail = (error.reason, error.detail) if isinstance(error, RefusedError) else ("storage", str(error))
             _log.warning("a blob was not kept: %s", error)
             self._end_waiting(blob, reason, detail)
         else:
+            self._counts["uploads"] += not blob.whole
             blob.whole = True
             blob.moving.clear()
-            self._counts["uploads"] += 1
             self._end_waiting(blob, None, "")
         finally:
             blob.checking = False
@@ -221,7 +232,7 @@ class BlobService:
     def _end_waiting(self, blob: Blob, reason: str | None, detail: str) -> None:
         """Answer who waits for a blob that is whole now, or its senders when it will not be."""
         for waiter in self._waiting.pop(blob.id, ()):
-            if isinstance(waiter.message, Put):
+            if not isinstance(waiter.message, Get):
                 if reason is None:
                     self._answer(waiter.peer, waiter.request_id, Held())
                 else:

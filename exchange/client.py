@@ -330,8 +330,10 @@ class Client:
         return await self._blobs.fetch(ref, path, wait_s=wait_s)
 
     async def close(self) -> None:
-        await self._session.close()
-        await self._blobs.close()
+        try:
+            await self._session.close()
+        finally:
+            await self._blobs.close()
 
     async def _pull(self, request: Gather, slots: asyncio.Semaphore) -> Gathered:
         async with slots:

@@ -256,6 +256,7 @@ async def test_bytes_that_rot_on_the_hubs_disk_are_not_returned(scheme: str, tmp
         with pytest.raises(BlobError, match=r"got .*, expected "):
             await alpha.fetch_blob(ref, tmp_path / "weights")
         assert not (tmp_path / "weights").exists()
+        np.testing.assert_array_equal(await alpha.fetch_blob(await alpha.send_blob(some_bytes(1000))), some_bytes(1000))
     shutil.rmtree(directory)
 
 
@@ -334,24 +335,4 @@ async def test_strangers_and_garbage_on_the_bulk_lane_are_counted(tmp_path: Path
         stranger.close()
         blobs = (await alpha.stats()).blobs
     assert (blobs.refused, blobs.bad_frames) == ({"stranger": 3}, 2)
-    shutil.rmtree(directory)
-
-
-@pytest.mark.soak
-async def test_more_bytes_than_fit_into_32_bits(tmp_path: Path) -> None:
-    source, target, directory = tmp_path / "source", tmp_path / "target", exchange.private_ipc_dir()
-    with source.open("wb") as file:
-        file.truncate((1 << 32) + 5)
-        file.seek(1 << 32)
-        file.write(b"end")
-    async with (
-        hub_at(f"ipc://{directory}/hub") as endpoint,
-        exchange.connect(endpoint, name="alpha", run_id="r") as alpha,
-    ):
-        ref = await alpha.send_blob(source)
-        await alpha.fetch_blob(ref, target)
-    assert target.stat().st_size == ref.nbytes == (1 << 32) + 5
-    with target.open("rb") as file:
-        file.seek(1 << 32)
-        assert file.read() == b"end\0\0"
     shutil.rmtree(directory)
