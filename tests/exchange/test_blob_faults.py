@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -246,17 +246,24 @@ async def test_a_damaged_beginning_is_sent_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
-async def test_bytes_that_rot_on_the_hubs_disk_are_not_returned(scheme: str, tmp_path: Path) -> None:
-    directory = exchange.private_ipc_dir()
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_bytes_that_rot_on_the_hubs_disk_are_not_returned(scheme: str, restarted: bool, tmp_path: Path) -> None:
+    data, directory = some_bytes(1000), exchange.private_ipc_dir()
     endpoint = f"ipc://{directory}/hub" if scheme == "ipc" else "tcp://127.0.0.1:0"
-    async with hub_at(endpoint, tmp_path) as real, exchange.connect(real, name="alpha", run_id="r") as alpha:
-        ref = await alpha.send_blob(some_bytes(1000))
+    async with AsyncExitStack() as hubs:
+        real = await hubs.enter_async_context(hub_at(endpoint, tmp_path))
+        async with exchange.connect(real, name="alpha", run_id="r") as alpha:
+            ref = await alpha.send_blob(data)
+        if restarted:  # the checksums of pieces are not kept
+            await hubs.aclose()
+            real = await hubs.enter_async_context(hub_at(endpoint, tmp_path))
         with (tmp_path / "blobs" / ref.id).open("r+b") as file:
             file.write(b"rot")
-        with pytest.raises(BlobError, match=r"got .*, expected "):
-            await alpha.fetch_blob(ref, tmp_path / "weights")
-        assert not (tmp_path / "weights").exists()
-        np.testing.assert_array_equal(await alpha.fetch_blob(await alpha.send_blob(some_bytes(1000))), some_bytes(1000))
+        async with exchange.connect(real, name="alpha", run_id="r") as alpha:
+            with pytest.raises(BlobError, match=f"got .*, expected {ref.id}" if restarted else "got .*, expected "):
+                await alpha.fetch_blob(ref, tmp_path / "weights")
+            assert not (tmp_path / "weights").exists()
+            np.testing.assert_array_equal(await alpha.fetch_blob(await alpha.send_blob(data)), data)
     shutil.rmtree(directory)
 
 
