@@ -151,12 +151,14 @@ class Replays:
     def forget(self, peer: bytes) -> None:
         for key in [key for key in self._waiting if key[0] == peer]:
             del self._waiting[key]
-        self._turns.pop(peer, None)
 
     def take(self, ready: Callable[[Member], bool]) -> Replay | None:
         """The next to read, of the ready member who has waited longest; None while one is on its way."""
         if self._reading is not None:
             return None
+        if not self._waiting:
+            # Turns only count among those who wait; and so no peer that is long gone stays here.
+            self._turns.clear()
         replays = [replay for replay in self._waiting.values() if ready(replay.member)]
         if not replays:
             return None
