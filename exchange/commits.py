@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exchange.consumers import ConsumerKey
+from exchange.lease_commits import LeaseCommits
 from exchange.messages import Accepted, Committed, Refused, refused
 from exchange.store import Record
 from exchange.types import AgentName, Cursor, Kind
@@ -56,13 +57,14 @@ class Commits:
         self._written: dict[tuple[bytes, int], Publication] = {}
         self._telling: dict[ConsumerKey, _Told] = {}
         self._told: dict[ConsumerKey, _Told] = {}
+        self.leases = LeaseCommits()
         self.waiting_bytes = 0
         self.committed = 0
         self.failed = 0
 
     def __len__(self) -> int:
-        """Publications and consumers that no group has taken yet."""
-        return len(self._waiting) + len(self._telling)
+        """Publications, consumers and changes of leases that no group has taken yet."""
+        return len(self._waiting) + len(self._telling) + len(self.leases)
 
     @property
     def told(self) -> Mapping[ConsumerKey, Cursor]:
@@ -108,8 +110,9 @@ class Commits:
 
     def take(self) -> Sequence[Publication]:
         """The next group, in the order of cursors, with `told`; none while one is on its way."""
-        if self._written or self._told:
+        if self._written or self._told or self.leases.rows:
             return ()
+        self.leases.take()
         self._written, self._waiting = self._waiting, {}
         self._told, self._telling = self._telling, {}
         return tuple(self._written.values())

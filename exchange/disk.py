@@ -26,6 +26,7 @@ from exchange.errors import StorageError
 from exchange.files import Files, OSFiles, claim_run, hold_directory
 from exchange.index import Index, open_index
 from exchange.index_rows import Change, ConsumerCursor, IndexedRecord, RecordMeta, SegmentFacts, saw
+from exchange.lease_rows import LeaseRows
 from exchange.members import Incarnation
 from exchange.replays import Chunk, Reading, read_chunk
 from exchange.segment_records import SegmentRecord
@@ -47,7 +48,7 @@ class DiskStore:
     """One run's records on disk. One thread at a time commits, retains and checkpoints; any thread selects and loads.
 
     newest: highest cursor ever committed, so that none is used twice. dropped_to: retention has come so far.
-    incarnations, consumers: as committed. clock: monotonic seconds, as in Record.stored_at.
+    incarnations, consumers: as committed. leases: as found. clock: monotonic seconds, as in Record.stored_at.
     wall_ns: read once, to store such times.
     """
 
@@ -77,6 +78,7 @@ class DiskStore:
         state = index.state()
         self.newest, self.dropped_to = state.newest, state.dropped_to
         self.incarnations, self.consumers = state.incarnations, state.consumers
+        self.leases: LeaseRows = state.leases
         self._facts: dict[int, SegmentFacts] = {}
         self._recover(state.dropped_segment)
 
@@ -109,8 +111,15 @@ class DiskStore:
         """Let go of the directory. Nothing is in flight any more."""
         self._closing.close()
 
-    def commit(self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor] | None = None) -> None:
-        """Make records durable, and how far named consumers are: all of it, or nothing when it raises StorageError.
+    def commit(
+        self,
+        publications: Sequence[Publication],
+        consumers: Mapping[ConsumerKey, Cursor] | None = None,
+        *,
+        leases: LeaseRows | None = None,
+    ) -> None:
+        """Make records durable, how far named consumers are, and what has changed of leases: all of it, or nothing when it
+        raises StorageError.
 
         Cursors rise from record to record, from above `newest`. Raises ValueError when they do not.
         """
@@ -123,7 +132,7 @@ class DiskStore:
         told_at_ns = self._to_wall_ns(self._clock())
         told = {key: ConsumerCursor(cursor=cursor, told_at_ns=told_at_ns) for key, cursor in (consumers or {}).items()}
         try:
-            self._index_and_note(records, metas, told)
+            self._index_and_note(records, metas, told, leases)
         except StorageError:
             if places:
                 self._log.rewind(places[0])
@@ -269,14 +278,18 @@ class DiskStore:
         return places
 
     def _index_and_note(
-        self, records: Sequence[IndexedRecord], metas: Sequence[RecordMeta], told: Mapping[ConsumerKey, ConsumerCursor]
+        self,
+        records: Sequence[IndexedRecord],
+        metas: Sequence[RecordMeta],
+        told: Mapping[ConsumerKey, ConsumerCursor],
+        leases: LeaseRows | None = None,
     ) -> None:
         """Commit to the index, then take the change over here."""
         incarnations: dict[AgentName, Incarnation] = {}
         for meta in metas:
             known = incarnations.get(meta.agent, self.incarnations.get(meta.agent))
             incarnations[meta.agent] = saw(known, meta, reach=self._settings.reach)
-        self._index.commit(Change(records=records, incarnations=incarnations, consumers=told))
+        self._index.commit(Change(records=records, incarnations=incarnations, consumers=told, leases=leases or {}))
         for record in records:
             segment = record.place.segment
             self._facts[segment] = _with(self._facts.get(segment), record)

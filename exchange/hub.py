@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from exchange.admission import Admission
@@ -18,31 +19,25 @@ from exchange.config import HubConfig
 from exchange.consumers import ConsumerKey, Consumers
 from exchange.errors import RefusedError
 from exchange.gathers import Gathers
+from exchange.lease_group import Group
+from exchange.lease_messages import LeaseMessage
 from exchange.leases import Leases
 from exchange.members import Incarnation, Member, Members
 from exchange.messages import (
     Accepted,
-    AskDeadLetters,
     AskStats,
     Bye,
     Cancel,
     Closing,
     Commit,
     Committed,
-    Fail,
     Gather,
     Goodbye,
     Hello,
-    Lease,
     Ping,
     Pong,
     Publish,
     Refused,
-    Release,
-    Renew,
-    Reply,
-    Request,
-    Serve,
     ToHub,
     Unknown,
     Welcome,
@@ -105,7 +100,9 @@ class Hub:
         self.commits = Commits(limit_bytes=config.credit_bytes) if durable else None
         self._consumers = Consumers(consumers)
         self._gathers = Gathers(selector, self._consumers, unread_limit_bytes=config.credit_bytes, durable=durable)
-        self._leases = Leases(self._store, selector, limit_bytes=config.credit_bytes, heartbeat_s=config.heartbeat_s)
+        self._leases = Leases(
+            self._store, selector, limit_bytes=config.credit_bytes, heartbeat_s=config.heartbeat_s, durable=durable
+        )
         self._store.on_drop = self._leases.lose
         self._router = Router(
             self._members,
@@ -117,6 +114,7 @@ class Hub:
         self._last_cursor = Cursor(first_cursor - 1)
         self._bad_frames = self._quarantined = 0
         self._undeliverable = 0
+        self._turn = 0
         # Set by whoever runs a bulk lane beside this hub.
         self.bulk: Bulk | None = None
         self.disk: DiskStats | None = None
@@ -155,43 +153,30 @@ class Hub:
                 self._gathers.cancel(peer, message.request)
                 self._leases.cancel(peer, message.request)
                 return self._router.cancel(member, message.request)
-            case Lease():
-                return self._leases.ask(member, message, request_id, now)
-            case Renew():
-                answer = self._leases.renew(member, message, now)
-                return [Outgoing(peer=peer, message=answer, request_id=request_id)]
-            case Release():
-                answer = self._leases.release(member, message, now)
-                return [Outgoing(peer=peer, message=answer, request_id=request_id)]
-            case AskDeadLetters():
-                return [Outgoing(peer=peer, message=self._leases.dead_letters(message), request_id=request_id)]
-            case Serve():
-                return self._router.serve(member, message, request_id)
-            case Request():
-                return self._router.ask(member, message, incoming.payload, request_id, now)
-            case Reply():
-                return self._router.reply(member, message, incoming.payload, request_id)
-            case Fail():
-                return self._router.fail(member, message, request_id)
-        return self._publish(member, message, incoming, now)
+            case Publish():
+                return self._publish(member, message, incoming, now)
+        if isinstance(message, LeaseMessage):
+            return self._after_disk(self._leases.handle(member, message, request_id, now))
+        return self._router.handle(member, message, incoming.payload, request_id, now)
 
     def answers(self) -> list[Outgoing]:
         """Answers to the gathers and leases that messages handled since the last call have completed."""
         now = self._clock()
-        return self._gathers.ready(now) + self._leases.ready(now)
+        return self._gathers.ready(now) + self._after_disk(self._leases.ready(now))
 
     def tick(self) -> list[Outgoing]:
         """Answers to gathers and requests whose deadline has passed; also lets go what is too old."""
         now = self._clock()
         self._store.expire(now)
-        return self._gathers.due(now) + self._router.due(now) + self._leases.due(now)
+        return self._gathers.due(now) + self._router.due(now) + self._after_disk(self._leases.due(now))
 
-    def recall(self, records: Iterable[Record], *, missing_to: Cursor) -> None:
-        """Take records of an earlier hub of the run back into memory, in the order of their cursors.
+    def recall(self, records: Iterable[Record], *, missing_to: Cursor, groups: Iterable[Group] = ()) -> None:
+        """Take records of an earlier hub of the run back into memory, in the order of their cursors, and its groups.
 
         Their producers must be among the `known`. missing_to: up to here records are not among them.
         """
         self._store.recall(records, missing_to=missing_to)
+        self._leases.recover(groups)
         for record in self._store:
             self._members[record.agent].raise_newest(record.version)
 
@@ -200,7 +185,7 @@ class Hub:
         assert self.commits is not None
         group = self.commits.written
         self._show(group)
-        return [*self.commits.done(self._consumers.tell), *self.answers()]
+        return [*self.commits.done(self._consumers.tell), *self.commits.leases.done(), *self.answers()]
 
     def commit_failed(self, reason: str) -> list[Outgoing]:
         """The group could not be written: who waited for it is refused, and readers get the rest, from memory alone."""
@@ -215,25 +200,33 @@ class Hub:
         for publication in shown:
             self._gathers.unsaved(publication.record.cursor)
         self._show(shown)
-        return [*self.commits.fail(reason), *self.answers()]
+        unsaid, instead = self.commits.leases.fail(reason)
+        for out in unsaid:
+            self._leases.cancel(out.peer, out.request_id)
+        return [*self.commits.fail(reason), *instead, *self.answers()]
 
     def keep_from(self) -> Cursor | None:
         """From here on somebody who is alive still needs records; None when nobody has said so."""
         now = self._clock()
         done_to = self._consumers.lowest(lambda agent: self._members.alive(agent, now))
-        return None if done_to is None else Cursor(done_to + 1)
+        needed = (None if done_to is None else Cursor(done_to + 1), self._leases.lowest())
+        return min((cursor for cursor in needed if cursor is not None), default=None)
 
     def next_reading(self) -> Reading | None:
         """What whoever owns the disk is to read now, and then say `replayed` or `replay_failed`; one at a time."""
-        return self._gathers.next_reading(self._clock())
+        leases, gathers = self._leases.reads.next_reading, partial(self._gathers.next_reading, self._clock())
+        self._turn = 1 - self._turn
+        return leases() or gathers() if self._turn else gathers() or leases()
 
     def replayed(self, chunk: Chunk) -> list[Outgoing]:
         """What was read, for the gather that waits for it."""
+        if self._leases.loaded(chunk):
+            return self.answers()
         return self._gathers.replayed(chunk, self._clock())
 
     def replay_failed(self, reason: str) -> list[Outgoing]:
         """It could not be read."""
-        return self._gathers.replay_failed(reason)
+        return self.answers() if self._leases.loaded(None) else self._gathers.replay_failed(reason)
 
     def _show(self, publications: Iterable[Publication]) -> None:
         """Let readers have records: what was answered as durable is never seen before it is, nor twice after a crash."""
@@ -244,6 +237,10 @@ class Hub:
         self._store.append(record)
         self._gathers.wake(record, now)
         self._leases.wake(record)
+
+    def _after_disk(self, answers: list[Outgoing]) -> list[Outgoing]:
+        """Answers about leases, unless they have to wait for what they say to be on disk."""
+        return answers if self.commits is None else self.commits.leases.after(self._leases.changes(), answers)
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next, on the hub's clock."""
@@ -275,6 +272,7 @@ class Hub:
 
     def close(self) -> list[Outgoing]:
         """A farewell to every worker."""
+        self._leases.closing = True
         return [Outgoing(peer=peer, message=Closing()) for peer in self._members.peers()]
 
     def stats(self) -> HubStats:

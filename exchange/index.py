@@ -55,6 +55,9 @@ CREATE TABLE consumers(
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
+# By itself, as indexes of before there were leases have it not.
+_LEASES = """CREATE TABLE IF NOT EXISTS leases(
+    name TEXT, cursor INTEGER, row BLOB NOT NULL, PRIMARY KEY(name, cursor)) WITHOUT ROWID"""
 _COLUMNS = "cursor, kind, agent, step, epoch, version, stored_at_ns, prompt_ids, segment, offset, nbytes"
 _BY_KIND = f"SELECT {_COLUMNS} FROM records WHERE kind = ? AND cursor > ? ORDER BY cursor LIMIT ?"
 _BY_PROMPT = f"""SELECT {_COLUMNS} FROM records WHERE cursor IN (
@@ -94,6 +97,7 @@ class Index:
             counts = dict(self._writer.execute("SELECT name, value FROM state").fetchall())
             incarnations = self._writer.execute("SELECT agent, epoch, peer, mark, above FROM incarnations").fetchall()
             consumers = self._writer.execute("SELECT agent, name, cursor, told_at_ns FROM consumers").fetchall()
+            leases = self._writer.execute("SELECT name, cursor, row FROM leases").fetchall()
         return IndexState(
             newest=Cursor(counts.get("newest", 0)),
             dropped_to=Cursor(counts.get("dropped_to", 0)),
@@ -105,6 +109,7 @@ class Index:
             consumers={
                 (agent, name): ConsumerCursor(cursor=cursor, told_at_ns=at_ns) for agent, name, cursor, at_ns in consumers
             },
+            leases={(name, cursor): row for name, cursor, row in leases},
         )
 
     def facts(self) -> dict[int, SegmentFacts]:
@@ -121,7 +126,11 @@ class Index:
             for agent, known in change.incarnations.items()
         ]
         consumers = [(*key, told.cursor, told.told_at_ns) for key, told in change.consumers.items()]
-        with self._transaction(durable=bool(consumers)) as db:
+        gone = [key for key, row in change.leases.items() if row is None]
+        leases = [(*key, row) for key, row in change.leases.items() if row is not None]
+        with self._transaction(durable=bool(consumers or change.leases)) as db:
+            db.executemany("DELETE FROM leases WHERE name = ? AND cursor = ?", gone)
+            _insert(db, "INSERT OR REPLACE INTO leases", leases)
             _insert(db, f"INSERT INTO records({_COLUMNS})", list(map(_values, records)))
             _insert(db, "INSERT INTO prompts", prompts)
             _insert(db, "INSERT OR REPLACE INTO incarnations", incarnations)
@@ -219,6 +228,7 @@ class Index:
         if version == 0:
             self._writer.executescript(_SCHEMA)
         self._writer.execute(_FORGET_CONSUMERS, (CONSUMERS_KEPT,))
+        self._writer.execute(_LEASES)
 
     @contextmanager
     def _transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:

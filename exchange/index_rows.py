@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exchange.consumers import ConsumerKey
+from exchange.lease_rows import LeaseRows
 from exchange.members import Incarnation
 from exchange.segments import Place
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version
@@ -73,6 +74,7 @@ class Change:
     records: Sequence[IndexedRecord] = ()
     incarnations: Mapping[AgentName, Incarnation] = field(default_factory=dict)
     consumers: Mapping[ConsumerKey, ConsumerCursor] = field(default_factory=dict)
+    leases: LeaseRows = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class IndexState:
     dropped_segment: int
     incarnations: dict[AgentName, Incarnation]
     consumers: dict[ConsumerKey, ConsumerCursor]
+    leases: dict[tuple[str, int], bytes]
 
 
 @dataclass(frozen=True, slots=True)

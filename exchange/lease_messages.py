@@ -9,7 +9,18 @@ import msgspec
 from exchange.message_base import RowHeader, Wire, check_name
 from exchange.types import AgentName, Cursor, Kind
 
-__all__ = ["MAX_LEASE_S", "AskDeadLetters", "DeadLetter", "DeadLetters", "Lease", "Leased", "Outcome", "Release", "Renew"]
+__all__ = [
+    "MAX_LEASE_S",
+    "AskDeadLetters",
+    "DeadLetter",
+    "DeadLetters",
+    "Lease",
+    "LeaseMessage",
+    "Leased",
+    "Outcome",
+    "Release",
+    "Renew",
+]
 
 MAX_LEASE_S = 86400.0
 
@@ -84,6 +95,9 @@ class AskDeadLetters(Wire, frozen=True, kw_only=True, tag="ask_dead_letters"):
     """Ask which records of a group failed for good."""
 
     group: str
+
+
+LeaseMessage = Lease | Renew | Release | AskDeadLetters
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,10 @@ from typing import TypeVar
 
 from exchange.lease_group import Group, Held
 from exchange.lease_messages import AskDeadLetters, DeadLetters, Lease, Leased, Release, Renew
+from exchange.lease_reads import LeaseReads
 from exchange.members import GONE_HEARTBEATS, Member
 from exchange.messages import Refused, Settled, refused
+from exchange.replays import Chunk
 from exchange.selection import Selector
 from exchange.stats import GroupStats
 from exchange.store import MemoryStore, Record
@@ -50,21 +52,24 @@ class _Open:
     held: dict[Cursor, Held]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Asked:
-    """A request for a lease that was not answered yet."""
+    """A request for a lease that was not answered yet. unreadable: the disk has failed while it waited."""
 
     group: Group
     member: Member
     lease: Lease
     request_id: int
     deadline: float
+    unreadable: bool = False
 
 
 class Leases:
     """All groups of a hub. limit_bytes: of what one worker may hold, and of what it may have unread."""
 
-    def __init__(self, store: MemoryStore, selector: Selector, *, limit_bytes: int, heartbeat_s: float) -> None:
+    def __init__(
+        self, store: MemoryStore, selector: Selector, *, limit_bytes: int, heartbeat_s: float, durable: bool = False
+    ) -> None:
         self._store = store
         self._selector = selector
         self._limit_bytes = limit_bytes
@@ -74,11 +79,30 @@ class Leases:
         self._waiting: dict[tuple[bytes, int], _Asked] = {}
         self._said: OrderedDict[tuple[AgentName, Release], None] = OrderedDict()
         self._ended: OrderedDict[_Key, str] = OrderedDict()
+        self._durable = durable
+        self.reads = LeaseReads(store)
+        # The hub has said farewell: its workers leave because of it.
+        self.closing = False
         # Something has changed for those who wait.
         self._woken = False
 
-    def ask(self, member: Member, lease: Lease, request_id: int, now: float) -> list[Outgoing]:
-        """Take a request, which `ready` or `due` will answer. One whose lease is open already is answered again."""
+    def handle(
+        self, member: Member, message: Lease | Renew | Release | AskDeadLetters, request_id: int, now: float
+    ) -> list[Outgoing]:
+        """The answer to one message, but for leases, which `ready` or `due` will give."""
+        match message:
+            case Lease():
+                return self._ask(member, message, request_id, now)
+            case Renew():
+                answer: Settled | DeadLetters | Refused = self._renew(member, message, now)
+            case Release():
+                answer = self._release(member, message, now)
+            case AskDeadLetters():
+                answer = self._dead_letters(message)
+        return [Outgoing(peer=member.peer, message=answer, request_id=request_id)]
+
+    def _ask(self, member: Member, lease: Lease, request_id: int, now: float) -> list[Outgoing]:
+        """Have a request wait. One whose lease is open already is answered again."""
         member.received_bytes = lease.received_bytes
         self._expire(now)
         mine = self._open.get((member.name, lease.id))
@@ -96,7 +120,7 @@ class Leases:
         self._woken = True
         return []
 
-    def renew(self, member: Member, renew: Renew, now: float) -> Settled | Refused:
+    def _renew(self, member: Member, renew: Renew, now: float) -> Settled | Refused:
         """Begin a lease's time again."""
         self._expire(now)
         lease = self._open.get((member.name, renew.lease))
@@ -105,7 +129,7 @@ class Leases:
         lease.expires_at = now + lease.lease_s
         return Settled()
 
-    def release(self, member: Member, release: Release, now: float) -> Settled | Refused:
+    def _release(self, member: Member, release: Release, now: float) -> Settled | Refused:
         """Take a worker's word for what became of records that it holds; a word that comes again changes nothing."""
         if (member.name, release) in self._said:
             return Settled()
@@ -134,10 +158,8 @@ class Leases:
     def cancel(self, peer: bytes, request_id: int) -> None:
         """The worker waits no longer; a lease that it was sent meanwhile is given back."""
         self._waiting.pop((peer, request_id), None)
-        for key in [key for key, lease in self._open.items() if (lease.peer, lease.request_id) == (peer, request_id)]:
-            lease = self._close(key, "its request was cancelled")
-            for cursor in lease.held:
-                lease.group.give_back(cursor)
+        unseen = [key for key, lease in self._open.items() if (lease.peer, lease.request_id) == (peer, request_id)]
+        self._give_back(unseen, "its request was cancelled")
 
     def wake(self, record: Record) -> None:
         """A new record can be handed out."""
@@ -145,8 +167,8 @@ class Leases:
             self._woken |= group.offer(record)
 
     def lose(self, record: Record) -> None:
-        """The store lets a record go."""
-        for group in self._groups.values():
+        """The store lets a record go; a disk has it still."""
+        for group in self._groups.values() if not self._durable else ():
             group.lose(record)
 
     def joined(self, member: Member) -> None:
@@ -159,9 +181,13 @@ class Leases:
             group.started_anew(member.name)
 
     def left(self, member: Member) -> None:
-        """A worker said Bye."""
+        """A worker said Bye: what it holds has failed, unless it is the hub that ends."""
         self._forget(member)
-        self._end((key for key, lease in self._open.items() if lease.member is member), "left")
+        mine = [key for key, lease in self._open.items() if lease.member is member]
+        if self.closing:
+            self._give_back(mine, "the hub ended")
+        else:
+            self._end(mine, "left")
 
     def read(self, member: Member) -> None:
         """A worker has read what it was sent, or is heard again, and may be sent more."""
@@ -175,7 +201,7 @@ class Leases:
         answers = []
         for key, asked in list(self._waiting.items()):
             answer = self._hand_out(asked, now)
-            if answer is None and asked.deadline <= now:
+            if answer is None and asked.deadline <= now and not self._being_read(asked):
                 nothing = Leased(rows=(), deliveries=())
                 answer = Outgoing(peer=asked.member.peer, message=nothing, request_id=asked.request_id)
             if answer is not None:
@@ -191,10 +217,38 @@ class Leases:
 
     def next_deadline(self) -> float | None:
         ends = (min(lease.expires_at, lease.member.heard_at + self._gone_after_s) for lease in self._open.values())
-        waits = (min(asked.deadline, asked.group.again_at(asked.member.name)) for asked in self._waiting.values())
+        waits = (
+            min(asked.deadline, asked.group.again_at(asked.member.name))
+            for asked in self._waiting.values()
+            if not self._being_read(asked)
+        )
         return min((*ends, *waits), default=None)
 
-    def dead_letters(self, ask: AskDeadLetters) -> DeadLetters | Refused:
+    def changes(self) -> dict[tuple[str, int], bytes | None]:
+        """What has changed since the last call and is to be on disk before anybody is told."""
+        return {key: row for group in self._groups.values() for key, row in group.changes().items()}
+
+    def recover(self, groups: Iterable[Group]) -> None:
+        """Go on with the groups of an earlier hub."""
+        self._groups.update((group.name, group) for group in groups)
+
+    def lowest(self) -> Cursor | None:
+        """From here on the disk is to keep records: they were handed out and are not settled."""
+        return min((low for group in self._groups.values() if (low := group.lowest()) is not None), default=None)
+
+    def loaded(self, chunk: Chunk | None) -> bool:
+        """Go on with what was read from the disk, None for nothing; False when it was not read for a lease."""
+        group = self.reads.loaded(chunk)
+        self._woken |= group is not None
+        for asked in self._waiting.values() if chunk is None else ():
+            asked.unreadable |= asked.group is group
+        return group is not None
+
+    def _being_read(self, asked: _Asked) -> bool:
+        """Whether the disk may have something for a request, which is answered after that even if it is late."""
+        return not asked.unreadable and self.reads.pending(asked.group)
+
+    def _dead_letters(self, ask: AskDeadLetters) -> DeadLetters | Refused:
         """What a group has given up."""
         group = self._groups.get(ask.group)
         if group is None:
@@ -213,7 +267,14 @@ class Leases:
         if group is None:
             if len(self._groups) >= MAX_GROUPS:
                 return refused("too_many", f"a hub has at most {MAX_GROUPS} groups, got one more: {lease.group!r}")
-            group = Group(lease.group, lease.kinds, lease.agents, limit_bytes=self._limit_bytes)
+            group = Group(
+                lease.group,
+                lease.kinds,
+                lease.agents,
+                limit_bytes=self._limit_bytes,
+                settled_to=self._store.lost_to(lambda agent, kind: True),
+                durable=self._durable,
+            )
             self._groups[group.name] = group
             for record in self._store:
                 group.offer(record)
@@ -241,7 +302,9 @@ class Leases:
             return not mine and self._selector.may(member.name, agent, kind)
 
         limits = min(lease.count, room), min(lease.max_bytes, room_bytes)
-        taken = group.take(member.name, *limits, allowed=allowed, fetch=self._store.__getitem__, now=now)
+        taken = group.take(member.name, *limits, allowed=allowed, fetch=self.reads.get, now=now)
+        if not asked.unreadable:
+            self.reads.want(group)
         if not taken:
             return None
         opened = self._open[member.name, lease.id] = _Open(
@@ -270,6 +333,12 @@ class Leases:
         for lease in [self._close(key, reason) for key in tuple(keys)]:
             for cursor in lease.held:
                 lease.group.fail(cursor, lease.member.name, reason)
+
+    def _give_back(self, keys: Iterable[_Key], reason: str) -> None:
+        """End leases that do not count."""
+        for lease in [self._close(key, reason) for key in tuple(keys)]:
+            for cursor in lease.held:
+                lease.group.give_back(cursor)
 
     def _close(self, key: _Key, reason: str) -> _Open:
         _remember(self._ended, key, reason)

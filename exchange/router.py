@@ -87,6 +87,25 @@ class Router:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def handle(
+        self,
+        member: Member,
+        message: Serve | Request | Reply | Fail,
+        payload: Sequence[memoryview],
+        request_id: int,
+        now: float,
+    ) -> list[Outgoing]:
+        """Everything that one message causes."""
+        match message:
+            case Serve():
+                return self.serve(member, message, request_id)
+            case Request():
+                return self.ask(member, message, payload, request_id, now)
+            case Reply():
+                return self.reply(member, message, payload, request_id)
+            case Fail():
+                return self.fail(member, message, request_id)
+
     def serve(self, member: Member, serve: Serve, request_id: int) -> list[Outgoing]:
         """Take note of what a worker serves; requests that it has and serves no more are over."""
         if len(serve.kinds) > MAX_KINDS:

@@ -15,6 +15,7 @@ from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
 from exchange.endpoints import check_endpoint, claim
 from exchange.hub import Hub
+from exchange.lease_recovery import recover_groups
 from exchange.replays import load_or_log
 from exchange.segments import SEGMENT_BYTES
 from exchange.service import HubService
@@ -109,7 +110,8 @@ def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
             missing_to = found.cursor
         else:
             records.append(record)
-    hub.recall(records, missing_to=missing_to)
+    groups = recover_groups(store.leases, store, limit_bytes=config.credit_bytes)
+    hub.recall(records, missing_to=missing_to, groups=groups)
     return hub
 
 

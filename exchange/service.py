@@ -13,6 +13,7 @@ from exchange.commits import Publication
 from exchange.consumers import ConsumerKey
 from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
 from exchange.hub import Hub
+from exchange.lease_rows import LeaseRows
 from exchange.messages import refused
 from exchange.replays import Chunk, Reading
 from exchange.stats import DiskStats
@@ -35,9 +36,14 @@ UPKEEP_INTERVAL_S = 1.0
 class Log(Protocol):
     """Where a hub's records are kept over its death."""
 
-    def commit(self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor]) -> None:
-        """Write a group and sync it; called in a thread, one group at a time. Raises StorageError, and then nothing of
-        the group is kept."""
+    def commit(
+        self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor], *, leases: LeaseRows
+    ) -> None:
+        """Write a group and sync it; called in a thread, one group at a time. consumers: how far these
+        are. leases: what has changed of these.
+
+        Raises StorageError, and then nothing of the group is kept.
+        """
         ...
 
     def upkeep(self, keep_from: Cursor | None, *, idle: bool) -> DiskStats:
@@ -97,6 +103,8 @@ class HubService:
         self._timer = None
         self._deliver(self.hub.tick())
         self._arm()
+        self._arm_commit()
+        self._read()
 
     def close(self) -> None:
         """Tell every worker that the hub ends."""
@@ -147,7 +155,8 @@ class HubService:
             return
         if len(commits):
             group = commits.take()
-            self._committing = asyncio.get_running_loop().run_in_executor(disk, log.commit, group, commits.told)
+            write = partial(log.commit, group, commits.told, leases=commits.leases.rows)
+            self._committing = asyncio.get_running_loop().run_in_executor(disk, write)
             self._committing.add_done_callback(self._committed)
 
     def _committed(self, commit: asyncio.Future[None]) -> None:
@@ -160,6 +169,8 @@ class HubService:
             self._deliver(self.hub.commit_failed(str(error)))
         self._arm()
         self._arm_commit()
+        if not self._closed:
+            self._read()
         if self._upkeep_timer is None and not self._closed:
             self._upkeep_timer = asyncio.get_running_loop().call_later(UPKEEP_INTERVAL_S, self._start_upkeep)
 
@@ -195,6 +206,7 @@ class HubService:
             _log.error("records could not be read: %s", error, exc_info=not isinstance(error, StorageError) and error)
             self._deliver(self.hub.replay_failed(str(error)))
         self._arm()
+        self._arm_commit()
         if not self._closed:
             self._read()
 

@@ -123,8 +123,9 @@ class MemoryStore:
         found = {cursor for line in lines for cursor in line.behind(after)}
         return map(self._records.__getitem__, sorted(found))
 
-    def __getitem__(self, cursor: Cursor) -> Record:
-        return self._records[cursor]
+    def get(self, cursor: Cursor) -> Record | None:
+        """The record at this cursor, if it is here."""
+        return self._records.get(cursor)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(tuple(self._records.values()))

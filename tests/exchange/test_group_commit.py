@@ -13,6 +13,7 @@ from exchange.config import HubConfig
 from exchange.consumers import ConsumerKey
 from exchange.errors import StorageError
 from exchange.hub import Hub
+from exchange.lease_rows import LeaseRows
 from exchange.messages import Accepted, Hello, Ping, Pong, Publish, Refused, ToHub, ToWorker
 from exchange.replays import Chunk, Reading
 from exchange.service import HubService
@@ -32,7 +33,9 @@ class SlowLog:
         self.groups: list[list[int]] = []
         self.failure: Exception | None = None
 
-    def commit(self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor]) -> None:
+    def commit(
+        self, publications: Sequence[Publication], consumers: Mapping[ConsumerKey, Cursor], *, leases: LeaseRows
+    ) -> None:
         self.entered.set()
         assert self.gate.wait(10)
         if self.failure is not None:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import pytest
-from hub_answers import hello
+from hub_answers import ListDisk, hello
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from exchange.config import HubConfig
+from exchange.hub import Hub
 from exchange.lease_group import MAX_DELIVERIES
 from exchange.lease_messages import Outcome
+from exchange.lease_recovery import recover_groups
 from exchange.messages import Bye, Cancel, Lease, Leased, Ping, Publish, Refused, Release, Renew, Settled, ToHub
+from exchange.replays import read_chunk
 from exchange.testing import HubDriver, a_rollout_group, rewards_of
 from exchange.types import Cursor, Kind
 from exchange.wire import Buffer, Outgoing, encode_record
@@ -208,6 +211,52 @@ class Leasing(RuleBasedStateMachine):
             left = self.driver.hub.stats().groups[group]
             assert left.leased == left.waiting == 0
         self.every_record_is_accounted_for()
+
+
+class DurableLeasing(Leasing):
+    """The same hub with a disk, which is killed now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = ListDisk()
+        self.rows: dict[tuple[str, int], bytes] = {}
+        self.driver.hub = Hub(self.driver.hub.config, clock=self.driver.clock, durable=True)
+
+    def take_in(self, outgoing: list[Outgoing]) -> list[Outgoing]:
+        """Everything that follows when the disk is quick; an answer to be sent is one that was written before."""
+        said = super().take_in(outgoing)
+        commits = self.driver.hub.commits
+        assert commits is not None
+        while len(commits):
+            group = commits.take()
+            self.disk.records |= {each.record.cursor: each.record for each in group}
+            for key, row in commits.leases.rows.items():
+                self.rows.pop(key, None)
+                self.rows |= {} if row is None else {key: row}
+            said += super().take_in(self.driver.hub.committed())
+        while (reading := self.driver.hub.next_reading()) is not None:
+            said += self.take_in(self.driver.hub.replayed(read_chunk(self.disk, reading)))
+        return said
+
+    @rule()
+    def kill_the_hub(self) -> None:
+        """Who waited asks no more, what was held comes again, and every incarnation joins anew."""
+        hub = self.driver.hub
+        first = Cursor(hub.stats().cursor + 1)
+        self.driver.hub = Hub(hub.config, clock=self.driver.clock, durable=True, first_cursor=first)
+        self.driver.hub.recall(
+            (), missing_to=Cursor(0), groups=recover_groups(self.rows, self.disk, limit_bytes=hub.config.credit_bytes)
+        )
+        self.asked.clear()
+        for worker in self.heard:
+            self.end(worker)
+        for worker in self.heard:
+            self.say(worker, hello(worker))
+
+
+@pytest.mark.slow
+class TestDurableLeasesAddUp(DurableLeasing.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow

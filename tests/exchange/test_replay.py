@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import hypothesis.strategies as st
 import msgspec
-from hub_answers import gather, rows
+from hub_answers import ListDisk, gather, rows
 from hypothesis import example, given, settings
 
 from exchange.config import HubConfig
-from exchange.errors import StorageError
 from exchange.hub import Hub
-from exchange.index_rows import IndexedRecord
 from exchange.messages import Cancel, Gather, Hello, Ping, Publish, Refused, Rows
 from exchange.replays import Reading, read_chunk
-from exchange.segments import Place
-from exchange.store import Record
 from exchange.testing import HubDriver, a_rollout_group, rewards_of
-from exchange.types import AgentName, AnyExperience, Cursor, Kind, PromptId
+from exchange.types import AgentName, AnyExperience, Cursor
 from exchange.wire import Outgoing, encode_record
-
-
-class ListDisk:
-    """A store on disk, as readers see it."""
-
-    def __init__(self) -> None:
-        self.records: dict[Cursor, Record] = {}
-        self.dropped_to = Cursor(0)
-        self.damaged: set[int] = set()
-
-    def drop(self, to: Cursor) -> None:
-        self.dropped_to = max(to, self.dropped_to)
-        self.records = {cursor: record for cursor, record in self.records.items() if cursor > to}
-
-    def select(
-        self, kinds: Iterable[Kind], prompt_ids: Iterable[PromptId] | None, after: Cursor, limit: int
-    ) -> list[IndexedRecord]:
-        wanted = None if prompt_ids is None else set(prompt_ids)
-        return [
-            IndexedRecord(
-                cursor=each.cursor,
-                kind=each.kind,
-                agent=each.agent,
-                step=each.step,
-                version=each.version,
-                stored_at_ns=int(each.stored_at * 1e9),
-                prompt_ids=each.prompt_ids,
-                place=Place(1, 0, each.encoded.nbytes),
-            )
-            for each in self.records.values()
-            if each.cursor > after and each.kind in set(kinds) and (wanted is None or wanted & set(each.prompt_ids))
-        ][:limit]
-
-    def stored_at(self, found: IndexedRecord) -> float:
-        return found.stored_at_ns / 1e9
-
-    def load(self, found: IndexedRecord) -> Record | None:
-        if found.cursor in self.damaged:
-            raise StorageError("a stored record is damaged")
-        return self.records.get(found.cursor)
 
 
 class ReplayDriver(HubDriver):
