@@ -99,7 +99,7 @@ class _BulkThread:
             self._store.close()
             raise
         same_host = real_endpoint.startswith("ipc")
-        service = BlobService(self._store, present=self._present, send=channel.send_now, same_host=same_host)
+        service = BlobService(self._store, present=self._present, send=channel.send_to, same_host=same_host)
         port = 0 if same_host else int(real_endpoint.rpartition(":")[2])
         self._lane = BulkLane(port, service)
         self._ready.set()

@@ -106,7 +106,11 @@ class _MemoryLink:
         self._inbox = lane.attach(peer)
 
     async def send(self, frames: Sequence[Buffer]) -> None:
+        self.send_now(frames)
+
+    def send_now(self, frames: Sequence[Buffer]) -> bool:
         self._receive(self._peer, [memoryview(frame) for frame in frames])
+        return True
 
     async def receive(self) -> list[memoryview]:
         return await self._inbox.get()

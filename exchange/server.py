@@ -27,6 +27,7 @@ __all__ = ["serve"]
 
 # Under a flood the socket is always readable; other tasks of the loop get a turn after so many.
 MULTIPARTS_PER_TURN = 16
+BYTES_PER_TURN = 128 << 10
 BLOBS = "blobs"
 # How long an ending hub waits for workers to take their leave.
 FAREWELL_S = 0.5
@@ -59,7 +60,7 @@ async def serve(
         blobs = BlobStore(None if directory is None else directory / BLOBS, blob_bytes=config.blob_bytes, clock=time.monotonic)
         hub.bulk = resources.enter_context(bulk_lane(endpoint, blobs, present=hub.present))
         channel, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
-        service = HubService(hub, clock=time.monotonic, send=channel.send_now, log=store)
+        service = HubService(hub, clock=time.monotonic, send=channel.send_to, log=store)
         try:
             if on_ready is not None:
                 on_ready(real_endpoint)
@@ -145,8 +146,13 @@ async def _read(channel: Channel, service: HubService) -> None:
 
 
 async def _turn(channel: Channel) -> list[tuple[bytes, Sequence[memoryview]]]:
-    """What is there, with its senders: one multipart at least, and not so many that other tasks wait for long."""
+    """What is there, with its senders: one multipart at least, and not so much that answers and other tasks wait for long."""
     multiparts = [await channel.receive()]
-    while len(multiparts) < MULTIPARTS_PER_TURN and (another := channel.receive_now()) is not None:
+    nbytes = sum(map(len, multiparts[0]))
+    while nbytes < BYTES_PER_TURN and len(multiparts) < MULTIPARTS_PER_TURN:
+        another = channel.receive_now()
+        if another is None:
+            break
         multiparts.append(another)
+        nbytes += sum(map(len, another))
     return [(bytes(peer), frames) for peer, *frames in multiparts]

@@ -40,8 +40,9 @@ from exchange.messages import (
     Unknown,
     Welcome,
 )
+from exchange.outbox import Outbox, Sender
 from exchange.types import Version
-from exchange.wire import Buffer, Encoded, Incoming, encode_message, joined, messages_in, worker_decoder
+from exchange.wire import Buffer, Encoded, Incoming, encode_message, messages_in, worker_decoder
 
 __all__ = ["Answer", "Link", "Session"]
 
@@ -58,10 +59,8 @@ DRAIN_SILENCE_S = 1.0
 Answer = Incoming[ToWorker]
 
 
-class Link(Protocol):
+class Link(Sender, Protocol):
     """What carries frames between one worker and the hub."""
-
-    async def send(self, frames: Sequence[Buffer]) -> None: ...
 
     async def receive(self) -> list[memoryview]: ...
 
@@ -89,8 +88,7 @@ class Session:
         self._lost_after_s = lost_after_s
         self._loop = asyncio.get_running_loop()
         self._decoder = worker_decoder()
-        # Not bounded here: the credit window bounds records, the client gathers, and there is one ping and one Hello.
-        self._outbox: asyncio.Queue[list[Buffer]] = asyncio.Queue()
+        self._outbox = Outbox(link)
         self._pending: dict[int, _Pending] = {}
         self._last_id = 0
         self._last_seq = hello.first_seq - 1
@@ -111,7 +109,7 @@ class Session:
     async def open(self, *, timeout_s: float) -> Welcome:
         """Say Hello and wait for the WELCOME. Raises ConnectError naming the endpoint."""
         self._start(self._read(), "reader")
-        self._start(self._write(), "writer")
+        self._start(self._outbox.write(), "writer")
         self._say_hello()
         try:
             async with asyncio.timeout(timeout_s):
@@ -140,7 +138,7 @@ class Session:
         answer.add_done_callback(lambda _: self._settle(request_id))
         self._pending[request_id] = _Pending(message=message, payload=payload, sent_at=self._loop.time(), answer=answer)
         if self._joined:
-            self._outbox.put_nowait(frames)
+            self._outbox.put(frames)
         return answer
 
     def serve(self, serve: Serve | None) -> asyncio.Future[Answer]:
@@ -190,14 +188,6 @@ class Session:
             _log.error("%s failed", task.get_name(), exc_info=error)
             self._fail(HubLostError(f"{task.get_name()} failed at {self._endpoint!r}: {error!r}"))
 
-    async def _write(self) -> None:
-        while True:
-            waiting = [await self._outbox.get()]
-            while not self._outbox.empty():
-                waiting.append(self._outbox.get_nowait())
-            for multipart in joined(waiting):
-                await self._link.send(multipart)
-
     async def _read(self) -> None:
         while True:
             for frames in messages_in(await self._link.receive()):
@@ -223,7 +213,7 @@ class Session:
                 return
             if self._joined and silent_s >= LOST_HEARTBEATS * heartbeat_s:
                 self._rejoin()
-            elif self._outbox.empty():
+            elif not self._outbox:
                 self._send_ping() if self._joined else self._say_hello()
 
     def _take(self, incoming: Answer) -> None:
@@ -241,7 +231,7 @@ class Session:
                 self._count(incoming)
                 self.on_work(incoming)
             case Closing():
-                self._outbox.put_nowait(encode_message(Bye()))
+                self._outbox.put(encode_message(Bye()))
                 self._fail(HubLostError(f"the hub at {self._endpoint!r} has ended"))
             case _:
                 self._count(incoming)
@@ -251,7 +241,7 @@ class Session:
     def _say_hello(self) -> None:
         waiting = [item.message.seq for item in self._pending.values() if isinstance(item.message, Publish)]
         hello = msgspec.structs.replace(self._hello, first_seq=min(waiting, default=self._last_seq + 1))
-        self._outbox.put_nowait(encode_message(hello))
+        self._outbox.put(encode_message(hello))
 
     def _join(self, welcome: Welcome) -> None:
         if self._joined:
@@ -262,9 +252,9 @@ class Session:
         self._tell_bytes = welcome.credit_bytes // TELL_FRACTION
         self._hello = msgspec.structs.replace(self._hello, epoch=welcome.epoch)
         if self._serve is not None:
-            self._outbox.put_nowait(encode_message(self._serve))
+            self._outbox.put(encode_message(self._serve))
         for request_id, pending in self._pending.items():
-            self._outbox.put_nowait(encode_message(self._renewed(pending), request_id, pending.payload))
+            self._outbox.put(encode_message(self._renewed(pending), request_id, pending.payload))
         self._send_ping()
         self.on_welcome(welcome)
         if not self._opened.done():
@@ -274,8 +264,7 @@ class Session:
         """Start over with a hub that may have forgotten this worker; what has no answer is sent after its WELCOME."""
         _log.info("%s says hello again to the hub at %s", self._hello.name, self._endpoint)
         self._joined = False
-        while not self._outbox.empty():
-            self._outbox.get_nowait()
+        self._outbox.clear()
         self._say_hello()
 
     def _refuse(self, refusal: Refused) -> None:
@@ -305,14 +294,14 @@ class Session:
 
     def _send_ping(self) -> None:
         self._told_bytes = self._received_bytes
-        self._outbox.put_nowait(encode_message(self._counted(self._ping)))
+        self._outbox.put(encode_message(self._counted(self._ping)))
 
     def _settle(self, request_id: int) -> None:
         pending = self._pending.pop(request_id)
         if not pending.answer.cancelled():
             pending.answer.exception()  # a failure nobody waits for any more is no news
         elif self._joined and isinstance(pending.message, Gather | Lease | Request):
-            self._outbox.put_nowait(encode_message(Cancel(request=request_id)))
+            self._outbox.put(encode_message(Cancel(request=request_id)))
 
     def check(self) -> None:
         """Raise what the session failed with, if it has."""

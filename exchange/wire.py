@@ -1,11 +1,13 @@
 """Messages and records as frames.
 
-    frame 0    fixed 40 bytes, little-endian: magic, protocol major u16, minor u16, flags u16, payload frames u16,
-               header bytes u32, payload bytes u64, request id u64, crc32 of the header u32, 4 reserved
-    frame 1    header: one message of exchange/messages.py in msgpack
-    frame 2..  payload: arrays (exchange/arrays.py)
+    head       fixed 40 bytes, little-endian: magic, protocol major u16, minor u16, flags u16, payload frames u16,
+               header bytes u32, payload bytes u64, request id u64, crc32 of the header u32, 4 reserved;
+               then the header: one message of exchange/messages.py in msgpack
+    payload    frames: arrays (exchange/arrays.py)
 
-A multipart of the transport holds one message or several, one behind the other: what waits for the same peer goes together.
+A multipart of the transport holds one message or several: frame 0 has their heads, one behind the other, and the payloads
+follow in the same order.
+
 Sizes, checksum and nesting are checked before anything is decoded, and decoding is typed. A minor version only adds
 fields with defaults; a major one is refused.
 """
@@ -16,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 import msgspec
@@ -60,6 +63,7 @@ MAX_FRAMES = 4096
 # whatever it holds; beyond a few records of 27 KB in one nothing is gained.)
 JOINED_BYTES = 256 << 10
 JOINED_FRAMES = 512
+MAX_HEADS_BYTES = JOINED_BYTES + MAX_HEADER_BYTES + (4 << 10)
 
 _FIXED = struct.Struct("<4s4HIQQIxxxx")
 _encoder = msgspec.msgpack.Encoder()
@@ -109,32 +113,38 @@ def encode_message(message: msgspec.Struct, request_id: int = 0, payload: Sequen
         )
     nbytes = sum(memoryview(frame).nbytes for frame in payload)
     fixed = _FIXED.pack(MAGIC, MAJOR, MINOR, 0, len(payload), len(header), nbytes, request_id, zlib.crc32(header))
-    return [fixed, header, *payload]
+    return [fixed + header, *payload]
 
 
-def joined(messages: Sequence[Sequence[Buffer]]) -> Iterator[list[Buffer]]:
+def joined(messages: Sequence[Sequence[Buffer]]) -> Iterator[Sequence[Buffer]]:
     """The frames of many messages as few multiparts, in their order."""
-    multipart: list[Buffer] = []
-    nbytes = 0
-    for frames in messages:
-        if multipart and (nbytes >= JOINED_BYTES or len(multipart) >= JOINED_FRAMES):
-            yield multipart
-            multipart, nbytes = [], 0
-        multipart += frames
+    start = nbytes = count = 0
+    for end, frames in enumerate(messages, 1):
         nbytes += sum(map(len, frames))
-    if multipart:
-        yield multipart
+        count += len(frames)
+        if nbytes >= JOINED_BYTES or count >= JOINED_FRAMES or end == len(messages):
+            yield _join(messages[start:end])
+            start, nbytes, count = end, 0, 0
+
+
+def _join(messages: Sequence[Sequence[Buffer]]) -> Sequence[Buffer]:
+    if len(messages) == 1:
+        return messages[0]
+    return [b"".join([frames[0] for frames in messages]), *chain.from_iterable(frames[1:] for frames in messages)]
 
 
 def messages_in(multipart: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
-    """The frames of each message; what is behind a frame that begins none is left in one piece, for the decoder to refuse."""
-    start = 0
-    while start < len(multipart):
-        head = multipart[start]
-        whole = head.nbytes != _FIXED.size or bytes(head[:4]) != MAGIC
-        end = len(multipart) if whole else start + 2 + _FIXED.unpack(head)[4]
-        yield multipart[start:end]
-        start = end
+    """The frames of each message; what is behind a head that is none is left in one piece, for the decoder to refuse."""
+    heads, at, index = multipart[0], 0, 1
+    while at < heads.nbytes or index < len(multipart) or not at:
+        end, behind = heads.nbytes, len(multipart)
+        if _FIXED.size <= end - at and end <= MAX_HEADS_BYTES and heads[at : at + 4] == MAGIC:
+            _, _, _, _, count, header_len, _, _, _ = _FIXED.unpack_from(heads, at)
+            end, behind = at + _FIXED.size + header_len, index + count
+        yield (heads[at:end], *multipart[index:behind])
+        if at == end:
+            return
+        at, index = end, behind
 
 
 class MessageDecoder(Generic[M]):
@@ -144,21 +154,22 @@ class MessageDecoder(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
 
     def decode(self, frames: Sequence[memoryview]) -> Incoming[M]:
-        if len(frames) < 2 or frames[0].nbytes != _FIXED.size:
-            raise WireError(f"a message starts with {_FIXED.size} bytes and a header, got {len(frames)} frames")
-        magic, major, minor, _, count, header_len, payload_len, request_id, crc = _FIXED.unpack(frames[0])
+        head = frames[0] if frames else memoryview(b"")
+        if head.nbytes < _FIXED.size:
+            raise WireError(f"a message starts with {_FIXED.size} bytes and a header, got {head.nbytes} bytes")
+        magic, major, minor, _, count, header_len, payload_len, request_id, crc = _FIXED.unpack_from(head)
         if magic != MAGIC:
             raise WireError(f"not a message of this protocol, got magic={magic!r}")
         if major != MAJOR:
             raise ProtocolError(f"protocol {MAJOR}.{MINOR} is spoken here, got {major}.{minor}")
-        payload = tuple(frames[2:])
-        if count != len(payload) or count > MAX_FRAMES or header_len != frames[1].nbytes:
+        payload = tuple(frames[1:])
+        if count != len(payload) or count > MAX_FRAMES or header_len != head.nbytes - _FIXED.size:
             raise WireError(f"frames do not match the fixed header, got {len(payload)} payload frames for {count}")
         if header_len > MAX_HEADER_BYTES or payload_len > MAX_PAYLOAD_BYTES:
             raise WireError(f"message too large, got header={header_len} bytes, payload={payload_len} bytes")
         if payload_len != sum(frame.nbytes for frame in payload):
             raise WireError(f"payload does not have its stated size, got payload={payload_len} bytes")
-        header = bytes(frames[1])
+        header = bytes(head[_FIXED.size :])
         if zlib.crc32(header) != crc:
             raise WireError(f"checksum of the header does not match, got crc={crc}")
         check_depth(header)

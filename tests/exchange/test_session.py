@@ -28,6 +28,9 @@ class PlayedHub:
         for message in messages_in([memoryview(frame) for frame in frames]):
             self._sent.put_nowait(hub_decoder().decode(message))
 
+    def send_now(self, frames: Sequence[Buffer]) -> bool:
+        return False
+
     async def receive(self) -> list[memoryview]:
         return await self._answers.get()
 

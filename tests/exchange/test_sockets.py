@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 
-from exchange.sockets import bind_channel, connect_channel
+from exchange.sockets import Channel, bind_channel, connect_channel
 from exchange.wire import MAX_RECORD_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ async def test_every_socket_has_the_options_that_keep_it_honest() -> None:
     try:
         for channel in (router, dealer):
 
-            def get(option: int, bus: zmq.asyncio.Socket = channel.socket) -> int:
+            def get(option: int, bus: zmq.Socket[bytes] = channel.socket) -> int:
                 return int(bus.getsockopt(option))
 
             assert get(zmq.LINGER) == 0
@@ -36,7 +37,7 @@ async def test_every_socket_has_the_options_that_keep_it_honest() -> None:
             assert get(zmq.TCP_KEEPALIVE) == 1
             assert get(zmq.IPV6) == 0
         assert dealer.socket.getsockopt(zmq.ROUTING_ID) == b"\1worker"
-        assert not router.send_now(b"nobody", [b"x"]), "a message to nobody is an answer, not a loss and not an error"
+        assert not router.send_to(b"nobody", [b"x"]), "a message to nobody is an answer, not a loss and not an error"
     finally:
         dealer.close()
         router.close()
@@ -81,3 +82,65 @@ def test_nothing_that_runs_foreign_bytes_is_near_the_bus() -> None:
 
 def test_the_library_is_new_enough() -> None:
     assert zmq.zmq_version_info() >= (4, 3, 5)
+
+
+async def _crossing(messages: int, window: int) -> None:
+    """Two ends that send and receive at the same time, on one socket each, with few messages on their way."""
+    router, endpoint = bind_channel("tcp://127.0.0.1:0", credit_messages=4)
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=4)
+    await dealer.send([b"here"])
+    await router.receive()
+    slots = {end: asyncio.Semaphore(window) for end in "ab"}
+
+    async def send_all(end: str, send: Callable[[bytes], Awaitable[None]]) -> None:
+        for number in range(messages):
+            await slots[end].acquire()
+            await send(b"%d" % number)
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+
+    async def receive_all(end: str, channel: Channel) -> None:
+        for number in range(messages):
+            assert bytes((await channel.receive())[-1]) == b"%d" % number
+            slots[end].release()
+
+    async def to_worker(body: bytes) -> None:
+        while not router.send_to(b"\1worker", [body]):  # noqa: ASYNC110  # a ROUTER has no event for one peer
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60 + messages / 100), asyncio.TaskGroup() as tasks:
+        tasks.create_task(send_all("a", lambda body: dealer.send([body])))
+        tasks.create_task(receive_all("a", router))
+        tasks.create_task(send_all("b", to_worker))
+        tasks.create_task(receive_all("b", dealer))
+    dealer.close()
+    router.close()
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+async def test_sending_and_receiving_on_one_socket_swallows_no_wakeup(window: int) -> None:
+    await _crossing(300, window)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("window", [1, 3, 100])
+async def test_sending_and_receiving_on_one_socket_never_stalls(window: int) -> None:
+    await _crossing(300_000, window)
+
+
+async def test_a_send_that_waits_for_its_peer_goes_on_when_it_comes() -> None:
+    probe = socket.create_server(("127.0.0.1", 0))
+    endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    probe.close()
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=4)
+    sending = asyncio.create_task(dealer.send([b"early"]))
+    reading = asyncio.create_task(dealer.receive())
+    await asyncio.sleep(0)
+    router, _ = bind_channel(endpoint, credit_messages=4)
+    async with asyncio.timeout(10):
+        assert bytes((await router.receive())[-1]) == b"early"
+        await sending
+        assert router.send_to(b"\1worker", [b"late"])
+        assert bytes((await reading)[0]) == b"late"
+    dealer.close()
+    router.close()

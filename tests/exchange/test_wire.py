@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], AnyExperience]] = {
 }
 
 
-def views(frames: list[bytes | memoryview]) -> list[memoryview]:
+def views(frames: Sequence[bytes | memoryview]) -> list[memoryview]:
     return [memoryview(frame) for frame in frames]
 
 
@@ -54,7 +54,7 @@ def same(left: AnyExperience, right: AnyExperience) -> bool:
 def framed(header: bytes, *, magic: bytes = b"MRLX", major: int = MAJOR, crc: int | None = None) -> list[memoryview]:
     checksum = zlib.crc32(header) if crc is None else crc
     fixed = struct.pack("<4s4HIQQIxxxx", magic, major, 0, 0, 0, len(header), 0, 1, checksum)
-    return [memoryview(fixed), memoryview(header)]
+    return [memoryview(fixed + header)]
 
 
 def nested(depth: int) -> bytes:
@@ -91,7 +91,7 @@ def test_a_reader_ignores_fields_that_it_does_not_know() -> None:
         [memoryview(b"GET / HTTP/1.1\r\n\r\n")],
         framed(b"\x80", magic=b"HTTP"),
         framed(b"\x80", crc=7),
-        framed(b"\x80")[:1],
+        [framed(b"\x80")[0][:20]],
         [*framed(b"\x80"), memoryview(b"one frame more")],
         framed(b"\x00" * (MAX_HEADER_BYTES + 1)),
         framed(b"\x80\x04\x95 not a pickle either"),
@@ -123,11 +123,11 @@ def test_garbage_is_never_anything_but_a_wire_error(frames: list[bytes]) -> None
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_one_wrong_byte_is_noticed_or_harmless(position: int, flip: int) -> None:
     frames = encode_message(Publish(seq=1, body=encode_record(rewards_of("alpha", 1, "p")).body))
-    raw = bytearray(frames[0]) + frames[1]
+    raw = bytearray(frames[0])
     position %= len(raw)
     raw[position] ^= flip
     try:
-        got = hub_decoder().decode([memoryview(raw)[:40], memoryview(raw)[40:]])
+        got = hub_decoder().decode([memoryview(raw)])
     except WireError:
         return
     assert got.message == hub_decoder().decode(views(frames)).message
@@ -253,7 +253,7 @@ def test_one_bad_message_among_others_spoils_no_other() -> None:
     good = views(encode_message(Hello(name=AgentName("alpha"), run_id="r")))
     bad = framed(b"\x80", crc=7)
     outcomes = []
-    for frames in messages_in([*good, *bad, *good, memoryview(b"no head"), *good]):
+    for frames in messages_in([memoryview(b"".join([*good, *bad, *good, b"no head", *good]))]):
         try:
             outcomes.append(type(hub_decoder().decode(frames).message).__name__)
         except WireError:
