@@ -11,11 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from exchange import blob_client
 from exchange.blob_messages import PIECE_BYTES
 from exchange.errors import RefusedError
 from exchange.types import BlobRef
 
 ABSENT = BlobRef(id="0" * 64, nbytes=1)
+PIECE = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker chooses how large its pieces are; small ones are many, and quick."""
+    monkeypatch.setattr(blob_client, "PIECE_BYTES", PIECE)
 
 
 def some_bytes(nbytes: int, seed: int = 0) -> npt.NDArray[np.uint8]:
@@ -23,7 +31,7 @@ def some_bytes(nbytes: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     return np.resize(np.random.default_rng(seed).integers(0, 256, 65_521, dtype=np.uint8), nbytes)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES - 1])
+@pytest.mark.parametrize("nbytes", [0, 1, PIECE, PIECE + 1, 9 * PIECE - 1])
 async def test_what_is_fetched_is_what_was_sent(serving: Any, nbytes: int) -> None:
     data = some_bytes(nbytes)
     async with serving() as connect, connect("alpha") as alpha, connect("beta") as beta:
@@ -37,9 +45,16 @@ async def test_what_is_fetched_is_what_was_sent(serving: Any, nbytes: int) -> No
     assert (stats.downloads, stats.downloaded_bytes, stats.refused) == (bool(nbytes), nbytes, {})
 
 
+async def test_pieces_have_their_full_size(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_client, "PIECE_BYTES", PIECE_BYTES)
+    data = some_bytes(PIECE_BYTES + 1)
+    async with serving() as connect, connect("alpha") as alpha:
+        np.testing.assert_array_equal(await alpha.fetch_blob(await alpha.send_blob(data)), data)
+
+
 async def test_files_go_to_files(serving: Any, tmp_path: Path) -> None:
     source, target = tmp_path / "weights", tmp_path / "there" / "copy"
-    source.write_bytes(some_bytes(PIECE_BYTES + 5).tobytes())
+    source.write_bytes(some_bytes(PIECE + 5).tobytes())
     target.parent.mkdir()
     async with serving() as connect, connect("alpha") as alpha:
         await alpha.fetch_blob(await alpha.send_blob(source), target)
@@ -50,14 +65,14 @@ async def test_files_go_to_files(serving: Any, tmp_path: Path) -> None:
 
 
 async def test_the_same_again_costs_one_question(serving: Any) -> None:
-    data = some_bytes(3 * PIECE_BYTES)
+    data = some_bytes(3 * PIECE)
     async with serving() as connect, connect("alpha") as alpha, connect("beta") as beta:
         assert await alpha.send_blob(data) == await beta.send_blob(data.tobytes())
         assert (await alpha.stats()).blobs.uploaded_bytes == data.nbytes
 
 
 async def test_two_workers_send_the_same_at_once(serving: Any) -> None:
-    data = some_bytes(3 * PIECE_BYTES)
+    data = some_bytes(3 * PIECE)
     async with serving() as connect, connect("alpha") as alpha, connect("beta") as beta:
         refs = await asyncio.gather(alpha.send_blob(data), beta.send_blob(data))
         stats = (await alpha.stats()).blobs
@@ -67,7 +82,7 @@ async def test_two_workers_send_the_same_at_once(serving: Any) -> None:
 
 
 async def test_a_reader_may_wait_for_what_will_be_sent(serving: Any) -> None:
-    data = some_bytes(PIECE_BYTES + 1)
+    data = some_bytes(PIECE + 1)
     async with serving() as connect, connect("alpha") as alpha, connect("beta") as beta:
         ref = BlobRef(id=blake3.blake3(data.tobytes()).hexdigest(), nbytes=data.nbytes)
         with pytest.raises(RefusedError, match="not_there"):
@@ -81,7 +96,7 @@ async def test_a_reader_may_wait_for_what_will_be_sent(serving: Any) -> None:
 
 
 async def test_many_transfers_of_one_worker_at_once(serving: Any) -> None:
-    blobs = [some_bytes(PIECE_BYTES // 4 + seed, seed) for seed in range(6)]
+    blobs = [some_bytes(PIECE // 4 + seed, seed) for seed in range(6)]
     async with serving() as connect, connect("alpha") as alpha:
         refs = await asyncio.gather(*map(alpha.send_blob, blobs))
         for data, got in zip(blobs, await asyncio.gather(*map(alpha.fetch_blob, refs)), strict=True):

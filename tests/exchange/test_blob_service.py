@@ -11,9 +11,10 @@ import crc32c
 import msgspec
 import pytest
 
+from exchange import blobs
 from exchange.blob_messages import BulkToHub, BulkToWorker, Get, Held, Offer, Piece, Put, Taken
 from exchange.blob_service import STALLED_S, BlobService
-from exchange.blobs import MAX_BLOBS, MOVING_S, BlobStore
+from exchange.blobs import MOVING_S, BlobStore
 from exchange.messages import Refused
 from exchange.testing import FakeClock
 from exchange.types import BlobRef
@@ -121,16 +122,18 @@ async def test_empty_blobs_are_bounded_too(bulk: Bulk) -> None:
     assert bulk.service.stats().blobs == 100_000 // 4096
 
 
-async def test_a_store_holds_so_many_files_and_no_more(tmp_path: Path) -> None:
+async def test_a_store_holds_so_many_files_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "MAX_BLOBS", 6)
     bulk = Bulk(tmp_path, blob_bytes=1 << 30)
-    for count in range(MAX_BLOBS + 3):
+    for count in range(9):
         await bulk.add(b"%d" % count)
+    assert bulk.service.stats().blobs == 6
     await bulk.service.close()
     (tmp_path / "notes.txt").write_text("not ours")
-    again = Bulk(tmp_path, blob_bytes=10 * 4096)
-    assert again.service.stats().blobs == 10 and (tmp_path / "notes.txt").exists()
-    assert sum(path.name != "notes.txt" for path in found(tmp_path)) == 10
-    assert isinstance(await again.ask(ALPHA, Get(id=digest(b"130"), offset=0, nbytes=3)), Piece), "the newest are kept"
+    again = Bulk(tmp_path, blob_bytes=4 * 4096)
+    assert again.service.stats().blobs == 4 and (tmp_path / "notes.txt").exists()
+    assert sum(path.name != "notes.txt" for path in found(tmp_path)) == 4
+    assert isinstance(await again.ask(ALPHA, Get(id=digest(b"8"), offset=0, nbytes=1)), Piece), "the newest are kept"
     await again.service.close()
 
 
