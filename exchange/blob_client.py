@@ -72,10 +72,14 @@ class BlobClient:
 
     async def fetch(self, ref: BlobRef, path: Path | None, *, wait_s: float) -> npt.NDArray[np.uint8] | None:
         """As Client.fetch_blob."""
+        # Before any room is made, as a reference may come from anybody, and before its turn, as what it waits for may be
+        # sent by this worker.
+        head = Get(id=ref.id, offset=0, nbytes=0, wait_s=wait_s)
+        found = await self._piece(ref, head, self._bulk.ask(head))
         async with self._transfers:
             target = MemoryTarget(ref.nbytes) if path is None else FileTarget(path)
             try:
-                await self._fill(ref, target, wait_s)
+                await self._fill(ref, target, found.file)
                 await self._in_thread(target.finish)
             finally:
                 target.close()
@@ -145,10 +149,8 @@ class BlobClient:
             for _, future in ahead:
                 future.cancel()
 
-    async def _fill(self, ref: BlobRef, target: Target, wait_s: float) -> None:
-        head = Get(id=ref.id, offset=0, nbytes=0, wait_s=wait_s)
-        found = await self._piece(ref, head, self._bulk.ask(head))
-        if found.file is not None and await self._digest(self._from_file(ref, target, Path(found.file))) == ref.id:
+    async def _fill(self, ref: BlobRef, target: Target, file: str | None) -> None:
+        if file is not None and await self._digest(self._from_file(ref, target, Path(file))) == ref.id:
             end = Get(id=ref.id, offset=ref.nbytes, nbytes=0)
             await self._bulk.answer(self._bulk.ask(end))
             return

@@ -95,6 +95,18 @@ async def test_a_reader_may_wait_for_what_will_be_sent(serving: Any) -> None:
         np.testing.assert_array_equal(await waiting, data)
 
 
+async def test_who_waits_for_blobs_can_still_send_them(serving: Any) -> None:
+    blobs = [some_bytes(1000, seed) for seed in range(4)]
+    refs = [BlobRef(id=blake3.blake3(data.tobytes()).hexdigest(), nbytes=data.nbytes) for data in blobs]
+    async with serving() as connect, connect("alpha") as alpha:
+        waiting = [asyncio.create_task(alpha.fetch_blob(ref, wait_s=30.0)) for ref in refs]
+        await alpha.stats()
+        for data in blobs:
+            await alpha.send_blob(data)
+        for data, got in zip(blobs, await asyncio.gather(*waiting), strict=True):
+            np.testing.assert_array_equal(got, data)
+
+
 async def test_many_transfers_of_one_worker_at_once(serving: Any) -> None:
     blobs = [some_bytes(PIECE // 4 + seed, seed) for seed in range(6)]
     async with serving() as connect, connect("alpha") as alpha:
