@@ -27,6 +27,10 @@ WORKERS = st.sampled_from(["anna", "bert", "carl"])
 GROUPS: dict[str, tuple[Kind, ...]] = {"judges": ("rewards", "rollouts"), "critics": ("rollouts",)}
 OUTCOMES = st.sampled_from(["done", "done", "failed", "returned", "unsupported"])
 GONE_S = 6.0
+# Carl takes records out of their order, as he may not have all of them.
+EDGES = frozenset(
+    {("carl", "maker", "rollouts")} | {(name, "maker", kind) for name in ("anna", "bert") for kind in GROUPS["judges"]}
+)
 
 
 @dataclass(slots=True)
@@ -45,7 +49,7 @@ class Lent:
 class Leasing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.driver = HubDriver(HubConfig(run_id="r", memory_bytes=1 << 15, heartbeat_s=GONE_S / 3))
+        self.driver = HubDriver(HubConfig(run_id="r", memory_bytes=1 << 15, heartbeat_s=GONE_S / 3, edges=EDGES))
         self.lives = Counter[str]()
         self.heard: dict[str, float] = {}
         self.asked: dict[tuple[str, int], Lease] = {}

@@ -133,8 +133,8 @@ async def test_a_record_that_is_out_when_the_hub_is_killed_comes_again_with_its_
 class DurableDriver(HubDriver):
     """A hub with a disk that writes and reads when it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__(HubConfig(run_id="r"))
+    def __init__(self, **config: object) -> None:
+        super().__init__(HubConfig(run_id="r", **config))  # type: ignore[arg-type]
         self.hub = Hub(self.hub.config, clock=self.clock, durable=True)
         self.disk, self.rows = ListDisk(), dict[tuple[str, int], bytes]()
         self.join("alpha", "beta")
@@ -209,6 +209,21 @@ def test_a_record_that_is_out_whenever_the_hub_is_killed_is_given_up() -> None:
         assert isinstance(letters, DeadLetters)
         assert [(each.cursor, each.reason, each.deliveries) for each in letters.letters] == [(1, "interrupted", 5)]
         driver.start_anew()
+
+
+def test_what_was_done_out_of_order_is_not_done_again_and_what_was_passed_over_waits() -> None:
+    driver = DurableDriver(edges=frozenset({("beta", "alpha", "rollouts"), ("carol", "alpha", "rewards")}))
+    driver.say("beta", lease(1, kinds=("rewards", "rollouts")))
+    for made in (rewards_of("alpha", 0, "p"), a_rollout_group("alpha", 1, "p"), a_rollout_group("alpha", 2, "p")):
+        driver.publish(made)
+        driver.write()
+    driver.say("beta", lease(2, kinds=("rewards", "rollouts")))
+    driver.write()
+    driver.say("beta", done(2, 2))
+    driver.write()
+    hub = driver.start_anew()
+    group = hub.stats().groups["judges"]
+    assert (group.matching, group.done, group.waiting) == (3, 1, 2)
 
 
 def test_a_disk_that_cannot_be_read_loses_nothing_and_holds_nobody_up() -> None:
