@@ -14,7 +14,7 @@ INDEXED_AT_ONCE = 1000
 
 
 def recover_groups(rows: LeaseRows, store: Readable, *, limit_bytes: int) -> list[Group]:
-    """The groups that were written down. Raises msgspec.DecodeError for rows of a newer version, StorageError."""
+    """The groups that were written down. Raises StorageError, also for rows of a newer version."""
     groups = []
     decoded = {key: decode_row(body) for key, body in rows.items() if body is not None}
     for (name, key), stored in decoded.items():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from exchange.errors import StorageError
 from exchange.lease_messages import DeadLetter
 from exchange.types import AgentName, Cursor, Kind
 
@@ -57,6 +58,9 @@ def encode_row(row: StoredGroup | StoredHeld | StoredLetters) -> bytes:
 
 
 def decode_row(body: bytes) -> StoredGroup | StoredHeld | StoredLetters:
-    """What was stored. Raises msgspec.DecodeError for anything else."""
-    row: StoredGroup | StoredHeld | StoredLetters = _decoder.decode(body)
+    """What was stored. Raises StorageError for anything else."""
+    try:
+        row: StoredGroup | StoredHeld | StoredLetters = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise StorageError(f"what is stored of leases is of an unknown kind: {error}: use the version that wrote it") from error
     return row
