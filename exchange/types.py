@@ -193,6 +193,10 @@ def _check_texts(owner: VerifiedSuccesses | RolloutGroup) -> None:
             raise ValueError(f"`{name}` must be one-dimensional and >= 0, got {lengths!r}")
         _check_lengths(owner, (what,), sum(listed))
     # Seen as unsigned, an end before its text is one far behind it.
-    last_byte = owner.text_lengths.astype(np.uint32).repeat(owner.token_counts)
-    if np.greater(owner.token_ends.astype(np.uint32), last_byte).any():
+    last_byte = _unsigned(owner.text_lengths).repeat(owner.token_counts)
+    if np.greater(_unsigned(owner.token_ends), last_byte).any():
         raise ValueError("`token_ends` must lie within their own text, got an end outside of it")
+
+
+def _unsigned(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.uint32]:
+    return numbers.view(np.uint32) if numbers.dtype == np.int32 else numbers.astype(np.uint32)
