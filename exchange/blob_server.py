@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES
 from exchange.blob_service import BlobService
 from exchange.blobs import BlobStore
-from exchange.endpoints import bulk_endpoint
+from exchange.endpoints import lane_endpoint, lane_port
 from exchange.errors import EndpointError
 from exchange.sockets import Channel, bind_channel
 from exchange.stats import BlobStats
@@ -93,15 +93,14 @@ class _BulkThread:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
-            at = bulk_endpoint(self._endpoint, 0)
+            at = lane_endpoint(self._endpoint, "bulk", 0)
             channel, real_endpoint = bind_channel(at, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES)
         except EndpointError:
             self._store.close()
             raise
         same_host = real_endpoint.startswith("ipc")
         service = BlobService(self._store, present=self._present, send=channel.send_to, same_host=same_host)
-        port = 0 if same_host else int(real_endpoint.rpartition(":")[2])
-        self._lane = BulkLane(port, service)
+        self._lane = BulkLane(lane_port(real_endpoint), service)
         self._ready.set()
         reader = asyncio.create_task(_read(channel, service), name="exchange bulk reader")
         stopped = asyncio.create_task(self._stop.wait(), name="exchange bulk stop")

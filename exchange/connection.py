@@ -10,10 +10,10 @@ from typing import TypedDict, Unpack
 from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES
 from exchange.bulk_session import OpenBulk, without_bulk
 from exchange.client import Client
-from exchange.endpoints import bulk_endpoint, check_endpoint
+from exchange.endpoints import check_endpoint, lane_endpoint
 from exchange.kinds import Kinds
 from exchange.messages import Hello, Welcome
-from exchange.session import Link, Session
+from exchange.session import Link, OpenData, Session
 from exchange.sockets import connect_channel
 from exchange.types import AgentName, Experience
 
@@ -62,20 +62,35 @@ async def connect(
     def open_bulk(welcome: Welcome) -> Link:
         if welcome.bulk_port is None:
             return without_bulk(welcome)
-        bulk = bulk_endpoint(endpoint, welcome.bulk_port)
+        bulk = lane_endpoint(endpoint, "bulk", welcome.bulk_port)
         return connect_channel(bulk, routing_id=routing_id, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES)
 
-    async with open_client(link, hello, endpoint=endpoint, kinds=kinds, open_bulk=open_bulk, **timeouts) as client:
+    def open_data(welcome: Welcome) -> Link | None:
+        if welcome.data_port is None:
+            return None
+        data = lane_endpoint(endpoint, "data", welcome.data_port)
+        return connect_channel(data, routing_id=routing_id, credit_messages=welcome.credit_messages)
+
+    async with open_client(
+        link, hello, endpoint=endpoint, kinds=kinds, open_data=open_data, open_bulk=open_bulk, **timeouts
+    ) as client:
         yield client
 
 
 @asynccontextmanager
 async def open_client(
-    link: Link, hello: Hello, *, endpoint: str, kinds: Kinds, open_bulk: OpenBulk, **timeouts: Unpack[Timeouts]
+    link: Link,
+    hello: Hello,
+    *,
+    endpoint: str,
+    kinds: Kinds,
+    open_bulk: OpenBulk,
+    open_data: OpenData = lambda welcome: None,
+    **timeouts: Unpack[Timeouts],
 ) -> AsyncIterator[Client]:
-    """A client over any link; closes the link in the end. open_bulk: a link to the hub's bulk lane, when it is needed."""
+    """A client over any link; closes the link in the end. open_*: a link to another lane of the hub, when it is needed."""
     request_timeout_s = timeouts.get("request_timeout_s", REQUEST_TIMEOUT_S)
-    session = Session(link, hello, endpoint=endpoint, lost_after_s=request_timeout_s)
+    session = Session(link, hello, endpoint=endpoint, lost_after_s=request_timeout_s, open_data=open_data)
     client = Client(session, name=hello.name, kinds=kinds, request_timeout_s=request_timeout_s, open_bulk=open_bulk)
     try:
         await client.open(timeout_s=timeouts.get("connect_timeout_s", CONNECT_TIMEOUT_S))

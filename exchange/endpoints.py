@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal, get_args
 
 from exchange.errors import EndpointError
 
-__all__ = ["bulk_endpoint", "check_endpoint", "claim", "private_ipc_dir", "remove_private_dir"]
+__all__ = ["check_endpoint", "claim", "lane_endpoint", "lane_port", "private_ipc_dir", "remove_private_dir"]
 
 _PREFIX = "mrl-"
 # A directory that somebody has just made, or will use again at once, is not yet left behind.
@@ -27,8 +28,9 @@ ABANDONED_S = 3600.0
 
 # The system's limit is 107 bytes; the rest is for the names of the sockets.
 MAX_DIR_CHARS = 90
-BULK_SUFFIX = ".bulk"
-MAX_PATH_BYTES = 107 - len(BULK_SUFFIX)
+MAX_PATH_BYTES = 107 - len(".bulk")
+
+Lane = Literal["data", "bulk"]
 
 
 def private_ipc_dir() -> Path:
@@ -83,11 +85,16 @@ def check_endpoint(endpoint: str) -> None:
         raise EndpointError(f"an endpoint starts with ipc:// or tcp://, got endpoint={endpoint!r}")
 
 
-def bulk_endpoint(endpoint: str, port: int) -> str:
-    """The bulk lane of a hub: beside its ipc path, or at another port of its host (0 for the hub to take a free one)."""
+def lane_endpoint(endpoint: str, lane: Lane, port: int) -> str:
+    """Another lane of a hub: beside its ipc path, or at another port of its host (0 for the hub to take a free one)."""
     if endpoint.startswith("ipc://"):
-        return endpoint + BULK_SUFFIX
+        return f"{endpoint}.{lane}"
     return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
+def lane_port(real_endpoint: str) -> int:
+    """The port that finds a bound lane by `lane_endpoint`, 0 where its path does."""
+    return 0 if real_endpoint.startswith("ipc://") else int(real_endpoint.rpartition(":")[2])
 
 
 def _check_loopback(endpoint: str, rest: str) -> None:
@@ -126,7 +133,8 @@ def claim(endpoint: str) -> Iterator[None]:
             raise EndpointError(f"the path is taken by something else, got endpoint={endpoint!r}: move it away")
         yield
         path.unlink(missing_ok=True)
-        Path(f"{path}{BULK_SUFFIX}").unlink(missing_ok=True)
+        for lane in get_args(Lane):
+            Path(f"{path}.{lane}").unlink(missing_ok=True)
     finally:
         os.close(lock)
 

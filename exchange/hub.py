@@ -115,8 +115,9 @@ class Hub:
         self._bad_frames = self._quarantined = 0
         self._undeliverable = 0
         self._turn = 0
-        # Set by whoever runs a bulk lane beside this hub.
+        # Set by whoever runs other lanes beside this hub.
         self.bulk: Bulk | None = None
+        self.data_port: int | None = None
         self.disk: DiskStats | None = None
         self.quarantine: deque[tuple[bytes, str]] = deque(maxlen=QUARANTINED_FRAMES)
 
@@ -315,6 +316,7 @@ class Hub:
             max_record_bytes=min(self._admission.max_record_bytes, self.config.credit_bytes),
             heartbeat_s=self.config.heartbeat_s,
             bulk_port=None if self.bulk is None else self.bulk.port,
+            data_port=self.data_port,
         )
         self._leases.joined(joined)
         return [Outgoing(peer=peer, message=welcome, request_id=request_id), *self._router.joined(joined, now)]

@@ -99,8 +99,8 @@ class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
 class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
     """The worker is a member. epoch: how often its name has come back; older incarnations are fenced.
 
-    credit_*: how much may be published and not yet answered. bulk_port: of the bulk lane, on the same host; 0 beside the ipc
-    path, None for a hub without one. Example: Welcome(epoch=0, credit_messages=64,
+    credit_*: how much may be published and not yet answered. *_port: of the data and the bulk lane, on the same host; 0
+    beside the ipc path, None for a hub without one. Example: Welcome(epoch=0, credit_messages=64,
     credit_bytes=67108864, max_record_bytes=67108864, heartbeat_s=2.0).
     """
 
@@ -110,6 +110,7 @@ class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
     max_record_bytes: int
     heartbeat_s: float
     bulk_port: int | None = None
+    data_port: int | None = None
 
 
 class Refused(Wire, frozen=True, kw_only=True, tag="refused"):
@@ -368,3 +369,7 @@ ToWorker = (
     | Unknown
     | Closing
 )
+# What carries experience goes by the data lane, and what must not overtake it: a heartbeat or an acknowledgement never waits
+# behind it. A hub or worker that has no such lane yet uses the control lane for all.
+DATA_TO_HUB = (Publish, Request, Reply, Bye)
+DATA_TO_WORKER = (Rows, Leased, Answered, Deliver, Revoke)

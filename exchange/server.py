@@ -1,4 +1,4 @@
-"""The hub as a process: a ROUTER, read by one task."""
+"""The hub as a process: a ROUTER for control and one for data, each read by one task, and the bulk lane in a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exchange.blobs import BlobStore
 from exchange.config import HubConfig
 from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
-from exchange.endpoints import check_endpoint, claim
+from exchange.endpoints import check_endpoint, claim, lane_endpoint, lane_port
 from exchange.hub import Hub
 from exchange.lease_recovery import recover_groups
 from exchange.replays import load_or_log
@@ -59,17 +59,20 @@ async def serve(
         hub = _hub(config, store)
         blobs = BlobStore(None if directory is None else directory / BLOBS, blob_bytes=config.blob_bytes, clock=time.monotonic)
         hub.bulk = resources.enter_context(bulk_lane(endpoint, blobs, present=hub.present))
-        channel, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
-        service = HubService(hub, clock=time.monotonic, send=channel.send_to, log=store)
+        control, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
+        resources.callback(control.close)
+        data, data_endpoint = bind_channel(lane_endpoint(endpoint, "data", 0), credit_messages=config.credit_messages)
+        resources.callback(data.close)
+        hub.data_port = lane_port(data_endpoint)
+        service = HubService(hub, clock=time.monotonic, send=control.send_to, send_data=data.send_to, log=store)
         try:
             if on_ready is not None:
                 on_ready(real_endpoint)
-            await _read_until(stop, channel, service)
+            await _read_until(stop, (control, data), service)
             await service.flush()
-            await _part(channel, service)
+            await _part(control, service)
         finally:
             await service.finish()
-            channel.close()
         return hub.stats()
 
 
@@ -116,17 +119,18 @@ def _hub(config: HubConfig, store: DiskStore | None) -> Hub:
     return hub
 
 
-async def _read_until(stop: asyncio.Event, channel: Channel, service: HubService) -> None:
-    reader = asyncio.create_task(_read(channel, service), name="exchange hub reader")
+async def _read_until(stop: asyncio.Event, channels: Sequence[Channel], service: HubService) -> None:
+    readers = [asyncio.create_task(_read(channel, service), name="exchange hub reader") for channel in channels]
     stopped = asyncio.create_task(stop.wait(), name="exchange hub stop")
     try:
-        await asyncio.wait((reader, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((*readers, stopped), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        reader.cancel()
-        stopped.cancel()
-        await asyncio.wait((reader, stopped))
-    if not reader.cancelled():
-        reader.result()
+        for task in (*readers, stopped):
+            task.cancel()
+        await asyncio.wait((*readers, stopped))
+    for reader in readers:
+        if not reader.cancelled():
+            reader.result()
 
 
 async def _part(channel: Channel, service: HubService) -> None:

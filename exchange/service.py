@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +15,7 @@ from exchange.consumers import ConsumerKey
 from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
 from exchange.hub import Hub
 from exchange.lease_rows import LeaseRows
-from exchange.messages import refused
+from exchange.messages import DATA_TO_WORKER, refused
 from exchange.replays import Chunk, Reading
 from exchange.stats import DiskStats
 from exchange.types import Cursor
@@ -58,10 +59,19 @@ class Log(Protocol):
 class HubService:
     """A hub that lives on the running event loop. send: hands frames to a peer's transport, False when it cannot.
 
+    send_data: the same for the data lane, where there is one.
     log: takes what a durable hub admits, in a thread of its own; None for a hub in memory.
     """
 
-    def __init__(self, hub: Hub, *, clock: Callable[[], float], send: SendNow, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        clock: Callable[[], float],
+        send: SendNow,
+        send_data: SendNow | None = None,
+        log: Log | None = None,
+    ) -> None:
         self.hub = hub
         self._log = log
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="exchange disk") if log is not None else None
@@ -73,6 +83,7 @@ class HubService:
         self._kept: asyncio.Task[None] | None = None
         self._clock = clock
         self._send = send
+        self._send_data = send if send_data is None else send_data
         self._decoder = hub_decoder()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_to = 0.0
@@ -211,12 +222,16 @@ class HubService:
             self._read()
 
     def _deliver(self, outgoing: Iterable[Outgoing]) -> None:
-        messages: dict[bytes, list[list[Buffer]]] = {}
+        """Send, all of the control lane first; what the data lane does not take yet goes there too."""
+        control: defaultdict[bytes, list[list[Buffer]]] = defaultdict(list)
+        data: defaultdict[bytes, list[list[Buffer]]] = defaultdict(list)
         for item in outgoing:
-            messages.setdefault(item.peer, []).append(self._encode(item))
-        for peer, waiting in messages.items():
-            if not all(self._send(peer, multipart) for multipart in joined(waiting)):
-                self.hub.undeliverable(peer)
+            lane = data if isinstance(item.message, DATA_TO_WORKER) else control
+            lane[item.peer].append(self._encode(item))
+        for lane, send in ((control, self._send), (data, self._send_data)):
+            for peer, waiting in lane.items():
+                if not all(send(peer, multipart) or self._send(peer, multipart) for multipart in joined(waiting)):
+                    self.hub.undeliverable(peer)
 
     def _encode(self, item: Outgoing) -> list[Buffer]:
         try:

@@ -1,9 +1,9 @@
 """A worker's conversation with the hub: handshake, requests and their answers, heartbeat, and coming back.
 
-Three tasks live as long as the session. The reader is the only one to read the link, the writer the only one to write it;
-the heartbeat notices a silent hub. A hub that restarts answers Unknown; the session then says Hello again and sends once
-more what was not answered (the hub knows duplicates by their sequence number). When the hub stays silent, every pending and
-later request fails with HubLostError.
+A link is read by one task and written by another; experience goes by a link of its own, the data lane, so that signs of
+life and acknowledgements never wait behind it. The heartbeat notices a silent hub. A hub that restarts answers Unknown; the
+session then says Hello again and sends once more what was not answered (the hub knows duplicates by their sequence number).
+When the hub stays silent, every pending and later request fails with HubLostError.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from exchange.errors import ClosedError, ConnectError, ExchangeError, HubLostError, WireError
 from exchange.messages import (
+    DATA_TO_HUB,
     Answered,
     Bye,
     Cancel,
@@ -44,7 +45,7 @@ from exchange.outbox import Outbox, Sender
 from exchange.types import Version
 from exchange.wire import Buffer, Encoded, Incoming, encode_message, messages_in, worker_decoder
 
-__all__ = ["Answer", "Link", "Session"]
+__all__ = ["Answer", "Link", "OpenData", "Session"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ class Link(Sender, Protocol):
     def close(self) -> None: ...
 
 
+OpenData = Callable[[Welcome], Link | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:
     message: ToHub
@@ -78,17 +82,29 @@ class _Pending:
 class Session:
     """One incarnation of one worker. lost_after_s: silence after which the hub counts as lost.
 
-    on_work: is handed what the hub delivers of peers' requests; on_welcome: every WELCOME. Neither may wait.
+    open_data: a link to the data lane of the hub that gave this WELCOME, None for one without.
+    on_work: is handed what the hub delivers of peers' requests; on_welcome: every WELCOME. None of them may wait.
     """
 
-    def __init__(self, link: Link, hello: Hello, *, endpoint: str, lost_after_s: float) -> None:
+    def __init__(
+        self,
+        link: Link,
+        hello: Hello,
+        *,
+        endpoint: str,
+        lost_after_s: float,
+        open_data: OpenData = lambda welcome: None,
+    ) -> None:
         self._link = link
+        self._open_data = open_data
         self._hello = hello
         self._endpoint = endpoint
         self._lost_after_s = lost_after_s
         self._loop = asyncio.get_running_loop()
         self._decoder = worker_decoder()
-        self._outbox = Outbox(link)
+        self._control = self._data = Outbox(link)
+        self._data_port: int | None = None
+        self._close_data: Callable[[], None] = lambda: None
         self._pending: dict[int, _Pending] = {}
         self._last_id = 0
         self._last_seq = hello.first_seq - 1
@@ -108,8 +124,8 @@ class Session:
 
     async def open(self, *, timeout_s: float) -> Welcome:
         """Say Hello and wait for the WELCOME. Raises ConnectError naming the endpoint."""
-        self._start(self._read(), "reader")
-        self._start(self._outbox.write(), "writer")
+        self._start(self._read(self._link), "reader")
+        self._start(self._control.write(), "writer")
         self._say_hello()
         try:
             async with asyncio.timeout(timeout_s):
@@ -138,7 +154,7 @@ class Session:
         answer.add_done_callback(lambda _: self._settle(request_id))
         self._pending[request_id] = _Pending(message=message, payload=payload, sent_at=self._loop.time(), answer=answer)
         if self._joined:
-            self._outbox.put(frames)
+            self._lane_of(message).put(frames)
         return answer
 
     def serve(self, serve: Serve | None) -> asyncio.Future[Answer]:
@@ -166,7 +182,8 @@ class Session:
         """
         if self._joined and self._failure is None:
             bye, silent_since = self.request(Bye()), self._loop.time()
-            while not bye.done() and self._loop.time() - silent_since < DRAIN_SILENCE_S:
+            ends_at = silent_since + self._lost_after_s
+            while not bye.done() and self._loop.time() < min(silent_since + DRAIN_SILENCE_S, ends_at):
                 await asyncio.wait((bye,), timeout=DRAIN_SILENCE_S)
                 silent_since = max(silent_since, self._heard_at)
             if not bye.done():
@@ -176,21 +193,23 @@ class Session:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._close_data()
         self._link.close()
 
-    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine, name=f"exchange {self._hello.name} {name}")
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
             self._fail(HubLostError(f"{task.get_name()} failed at {self._endpoint!r}: {error!r}"))
 
-    async def _read(self) -> None:
+    async def _read(self, link: Link) -> None:
         while True:
-            for frames in messages_in(await self._link.receive()):
+            for frames in messages_in(await link.receive()):
                 try:
                     incoming = self._decoder.decode(frames)
                 except WireError as error:
@@ -213,7 +232,7 @@ class Session:
                 return
             if self._joined and silent_s >= LOST_HEARTBEATS * heartbeat_s:
                 self._rejoin()
-            elif not self._outbox:
+            elif not self._control:
                 self._send_ping() if self._joined else self._say_hello()
 
     def _take(self, incoming: Answer) -> None:
@@ -231,7 +250,7 @@ class Session:
                 self._count(incoming)
                 self.on_work(incoming)
             case Closing():
-                self._outbox.put(encode_message(Bye()))
+                self._control.put(encode_message(Bye()))
                 self._fail(HubLostError(f"the hub at {self._endpoint!r} has ended"))
             case _:
                 self._count(incoming)
@@ -241,7 +260,7 @@ class Session:
     def _say_hello(self) -> None:
         waiting = [item.message.seq for item in self._pending.values() if isinstance(item.message, Publish)]
         hello = msgspec.structs.replace(self._hello, first_seq=min(waiting, default=self._last_seq + 1))
-        self._outbox.put(encode_message(hello))
+        self._control.put(encode_message(hello))
 
     def _join(self, welcome: Welcome) -> None:
         if self._joined:
@@ -251,10 +270,12 @@ class Session:
         self._received_bytes = self._told_bytes = 0
         self._tell_bytes = welcome.credit_bytes // TELL_FRACTION
         self._hello = msgspec.structs.replace(self._hello, epoch=welcome.epoch)
+        if welcome.data_port != self._data_port:
+            self._renew_data(welcome)
         if self._serve is not None:
-            self._outbox.put(encode_message(self._serve))
+            self._control.put(encode_message(self._serve))
         for request_id, pending in self._pending.items():
-            self._outbox.put(encode_message(self._renewed(pending), request_id, pending.payload))
+            self._lane_of(pending.message).put(encode_message(self._renewed(pending), request_id, pending.payload))
         self._send_ping()
         self.on_welcome(welcome)
         if not self._opened.done():
@@ -264,8 +285,30 @@ class Session:
         """Start over with a hub that may have forgotten this worker; what has no answer is sent after its WELCOME."""
         _log.info("%s says hello again to the hub at %s", self._hello.name, self._endpoint)
         self._joined = False
-        self._outbox.clear()
+        self._control.clear()
+        self._data.clear()
         self._say_hello()
+
+    def _renew_data(self, welcome: Welcome) -> None:
+        """Move to the data lane of a hub that has another than the last, if any."""
+        self._close_data()
+        self._data, self._data_port = self._control, welcome.data_port
+        link = self._open_data(welcome)
+        if link is None:
+            self._close_data = lambda: None
+            return
+        self._data = Outbox(link)
+        tasks = [self._start(self._read(link), "data reader"), self._start(self._data.write(), "data writer")]
+
+        def close() -> None:
+            for task in tasks:
+                task.cancel()
+            link.close()
+
+        self._close_data = close
+
+    def _lane_of(self, message: ToHub) -> Outbox:
+        return self._data if isinstance(message, DATA_TO_HUB) else self._control
 
     def _refuse(self, refusal: Refused) -> None:
         text = f"the hub at {self._endpoint!r} refused {self._hello.name!r} ({refusal.reason}): {refusal.detail}"
@@ -294,14 +337,14 @@ class Session:
 
     def _send_ping(self) -> None:
         self._told_bytes = self._received_bytes
-        self._outbox.put(encode_message(self._counted(self._ping)))
+        self._control.put(encode_message(self._counted(self._ping)))
 
     def _settle(self, request_id: int) -> None:
         pending = self._pending.pop(request_id)
         if not pending.answer.cancelled():
             pending.answer.exception()  # a failure nobody waits for any more is no news
         elif self._joined and isinstance(pending.message, Gather | Lease | Request):
-            self._outbox.put(encode_message(Cancel(request=request_id)))
+            self._lane_of(pending.message).put(encode_message(Cancel(request=request_id)))
 
     def check(self) -> None:
         """Raise what the session failed with, if it has."""

@@ -15,7 +15,7 @@ from test_blob_faults import hub_at, over_tcp, some_bytes
 import exchange
 from exchange import connection
 from exchange.blob_messages import PIECE_BYTES
-from exchange.endpoints import bulk_endpoint
+from exchange.endpoints import Lane, lane_endpoint
 
 
 @asynccontextmanager
@@ -42,15 +42,19 @@ async def slow_way(port: int, bytes_per_s: int) -> AsyncIterator[int]:
 async def test_a_worker_on_a_slow_line_gets_there_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     data, other, ports = some_bytes(2 * PIECE_BYTES, 1), some_bytes(2 * PIECE_BYTES, 2), []
 
-    def straight(endpoint: str, port: int) -> str:
-        ports.append(port)
-        return bulk_endpoint(endpoint, port)
+    def straight(endpoint: str, lane: Lane, port: int) -> str:
+        if lane == "bulk":
+            ports.append(port)
+        return lane_endpoint(endpoint, lane, port)
 
-    monkeypatch.setattr(connection, "bulk_endpoint", straight)
+    def detour(endpoint: str, lane: Lane, port: int) -> str:
+        return lane_endpoint(endpoint, lane, slow if lane == "bulk" else port)
+
+    monkeypatch.setattr(connection, "lane_endpoint", straight)
     async with over_tcp() as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
         ref = await alpha.send_blob(data)
         async with slow_way(ports[0], 1_000_000) as slow, exchange.connect(endpoint, name="beta", run_id="r") as beta:
-            monkeypatch.setattr(connection, "bulk_endpoint", lambda endpoint, port: f"tcp://127.0.0.1:{slow}")
+            monkeypatch.setattr(connection, "lane_endpoint", detour)
             fetching, sending = asyncio.create_task(beta.fetch_blob(ref)), asyncio.create_task(beta.send_blob(other))
             for seed in range(3, 8):
                 await alpha.fetch_blob(await alpha.send_blob(some_bytes(PIECE_BYTES, seed)))

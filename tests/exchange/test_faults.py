@@ -221,6 +221,21 @@ async def test_a_killed_hub_is_survived_when_it_comes_back_and_reported_when_not
 
 
 @pytest.mark.slow
+async def test_a_hub_that_comes_back_with_another_data_port_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    async with hub_process(endpoint) as first, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:
+        await alpha.publish(rewards_of("alpha", 1, "p"))
+        first.kill()
+        await first.wait()
+        publishing = asyncio.create_task(alpha.publish(rewards_of("alpha", 2, "p")))
+        async with hub_process(endpoint):
+            await publishing
+            got = await alpha.gather(kinds={"rewards"}, agents={ALPHA})
+            assert [row.experience.step for row in got.rows] == [2]
+
+
+@pytest.mark.slow
 def test_a_process_that_leaves_its_sockets_open_still_ends() -> None:
     script = """
 import asyncio, exchange
