@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import crc32c
 
+from exchange.bad_messages import BadMessages
 from exchange.blob_messages import PIECE_BYTES, BulkToHub, BulkToWorker, Doubt, Get, Held, Offer, Piece, Put, Taken
 from exchange.blobs import Blob, BlobStore
 from exchange.errors import RefusedError, StorageError, WireError
@@ -58,6 +59,7 @@ class BlobService:
         self._send = send
         self._same_host = same_host
         self._decoder: MessageDecoder[BulkToHub] = MessageDecoder(BulkToHub)
+        self._bad = BadMessages("on the bulk lane")
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="exchange blob checker")
         self._checks: set[asyncio.Task[None]] = set()
         self._waiting: defaultdict[str, list[_Waiter]] = defaultdict(list)
@@ -69,8 +71,7 @@ class BlobService:
         try:
             incoming = self._decoder.decode(frames)
         except WireError as error:
-            self._counts["bad_frames"] += 1
-            _log.warning("bad message on the bulk lane from peer %s: %s", peer.hex(), error)
+            self._bad.add(peer, error)
             return
         self._handle(peer, incoming.message, incoming.payload, incoming.request_id)
 
@@ -79,7 +80,12 @@ class BlobService:
         whole = self._store.whole()
         counts, stored_bytes = self._counts, sum(blob.nbytes for blob in whole)
         return BlobStats(
-            blobs=len(whole), stored_bytes=stored_bytes, evicted=self._store.evicted, refused=dict(self._refused), **counts
+            blobs=len(whole),
+            stored_bytes=stored_bytes,
+            evicted=self._store.evicted,
+            bad_frames=self._bad.count,
+            refused=dict(self._refused),
+            **counts,
         )
 
     async def close(self) -> None:

@@ -151,7 +151,8 @@ class Client:
 
         max_bytes: size of the answer; it has at least one row. After an answer with `more`, ask again with min_count 0.
         Records that cannot be read here are in `quarantined`, and not in `rows`.
-        Raises ValueError for an unknown kind, RefusedError, RequestTimeoutError, HubLostError. Cancellation is safe.
+        Raises ValueError for an unknown kind or a deadline_s above a day, RefusedError, RequestTimeoutError, HubLostError.
+        Cancellation is safe.
         """
         self._kinds.check_known(kinds)
         request = gather_message(kinds, after, **filters)

@@ -72,6 +72,8 @@ __all__ = [
 ]
 
 MAX_DETAIL_CHARS = 1000
+# Of a gather: a day.
+MAX_DEADLINE_S = 86400.0
 # Requests to peers that one worker may have open.
 MAX_OPEN_REQUESTS = 16
 
@@ -180,6 +182,9 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     def __post_init__(self) -> None:
         if self.consumer is not None:
             check_name("consumer", self.consumer)
+        # Also false for what is no number, by which no clock can be set.
+        if not self.deadline_s <= MAX_DEADLINE_S:
+            raise ValueError(f"`deadline_s` must be <= {MAX_DEADLINE_S:g} seconds, a day, got deadline_s={self.deadline_s}")
 
 
 class Rows(Wire, frozen=True, kw_only=True, tag="rows"):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from exchange.wire import Buffer, joined
+from exchange.wire import Buffer, grouped, join, joined
 
 __all__ = ["Outbox", "Sender"]
 
@@ -66,11 +66,12 @@ class Outbox:
                     self._blocked = False
 
     def _send_now(self) -> None:
-        multiparts = list(joined(self._take()))
-        for number, multipart in enumerate(multiparts):
-            if not self._sender.send_now(multipart):
-                self._waiting = multiparts[number:]
+        messages, sent = self._take(), 0
+        for together in grouped(messages):
+            if not self._sender.send_now(join(together)):
+                self._waiting = messages[sent:]
                 return
+            sent += len(together)
 
     def _take(self) -> list[Sequence[Buffer]]:
         waiting = self._waiting

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
+from exchange.bad_messages import BadMessages
 from exchange.commits import Publication
 from exchange.consumers import ConsumerKey
 from exchange.errors import ProtocolError, RecordTooLargeError, StorageError, WireError
@@ -85,6 +86,7 @@ class HubService:
         self._send = send
         self._send_data = send if send_data is None else send_data
         self._decoder = hub_decoder()
+        self._bad = BadMessages("to the hub")
         self._timer: asyncio.TimerHandle | None = None
         self._armed_to = 0.0
         self._closed = False
@@ -105,7 +107,7 @@ class HubService:
             incoming = self._decoder.decode(frames)
         except WireError as error:
             self.hub.bad_frame(frames, error)
-            _log.warning("bad message from peer %s: %s", peer.hex(), error)
+            self._bad.add(peer, error)
             return [Outgoing(peer=peer, message=refused("protocol", str(error)))] if isinstance(error, ProtocolError) else []
         return self.hub.handle(peer, incoming)
 

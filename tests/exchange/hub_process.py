@@ -1,4 +1,7 @@
-"""Runs a hub for tests that kill it: python hub_process.py ENDPOINT [DIRECTORY]; says 'ready ENDPOINT' on stdout."""
+"""Runs a hub for tests that kill it: python hub_process.py ENDPOINT [DIRECTORY [CONFIG]]; says 'ready ENDPOINT' on stdout.
+
+DIRECTORY may be empty for none; CONFIG is JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import asyncio
 import sys
 from pathlib import Path
 
+import msgspec
+
 import exchange
 
 
-async def main(endpoint: str, directory: Path | None) -> None:
-    config = exchange.HubConfig(run_id="r", heartbeat_s=0.1)
+async def main(endpoint: str, directory: str = "", config: str = "{}") -> None:
+    settings = msgspec.convert({"run_id": "r", "heartbeat_s": 0.1} | msgspec.json.decode(config), exchange.HubConfig)
 
     def ready(real: str) -> None:
         print("ready", real, flush=True)
 
-    await exchange.serve(endpoint, config, stop=asyncio.Event(), on_ready=ready, directory=directory)
+    kept_in = Path(directory) if directory else None
+    await exchange.serve(endpoint, settings, stop=asyncio.Event(), on_ready=ready, directory=kept_in)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else None))
+    asyncio.run(main(*sys.argv[1:]))

@@ -6,9 +6,12 @@ from itertools import pairwise
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hub_answers import gather, refusal, rows, two
 from hypothesis import given, settings
+from mutations import sealed
 
+from exchange.errors import WireError
 from exchange.messages import (
     Accepted,
     Bye,
@@ -19,7 +22,7 @@ from exchange.messages import (
 )
 from exchange.testing import a_rollout_group, a_success, rewards_of, step_prompts
 from exchange.types import AgentName, Cursor, PromptId, Version
-from exchange.wire import Outgoing, encode_record
+from exchange.wire import Outgoing, encode_record, hub_decoder
 
 
 def test_filters_are_exact_on_typed_fields() -> None:
@@ -116,6 +119,15 @@ def test_at_the_deadline_fewer_rows_are_an_answer() -> None:
     driver.clock.advance(0.1)
     (answer,) = driver.hub.tick()
     assert rows(answer.message) == [1]
+
+
+@pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), 86401.0])
+def test_a_deadline_by_which_no_clock_can_be_set_is_refused(deadline_s: float) -> None:
+    with pytest.raises(ValueError, match="`deadline_s` must be <= 86400 seconds"):
+        gather(deadline_s=deadline_s)
+    hostile = msgspec.msgpack.encode({"type": "gather", "kinds": ["rewards"], "min_count": 1, "deadline_s": deadline_s})
+    with pytest.raises(WireError, match="deadline_s"):
+        hub_decoder().decode([memoryview(frame) for frame in sealed(hostile)])
 
 
 def test_a_gather_of_a_worker_that_left_is_forgotten() -> None:

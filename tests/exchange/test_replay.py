@@ -203,6 +203,7 @@ OPERATIONS = st.sampled_from(["large", "large", "small", "other", "commit", "com
 
 
 @settings(max_examples=25, deadline=None)
+@example(script=["large"] * 40)
 @example(script=["large", "commit"] * 30 + ["pull", "take", "large", "commit", "read"] * 20)
 @given(st.lists(OPERATIONS, max_size=120))
 def test_a_subscriber_that_catches_up_misses_nothing_and_gets_nothing_twice(script: list[str]) -> None:
@@ -221,7 +222,7 @@ def test_a_subscriber_that_catches_up_misses_nothing_and_gets_nothing_twice(scri
             after, asked = got.cursor, False
         driver.answers = []
 
-    for step, operation in enumerate([*script, *["read", "take", "commit", "pull", "read"] * (len(script) + 2)]):
+    for step, operation in enumerate([*script, *["read", "take", "commit", "pull", "read"] * (2 * len(script) + 4)]):
         match operation:
             case "large" | "small":
                 driver.send(a_rollout_group("alpha", step, "p", tokens=60 if operation == "large" else 1))

@@ -249,6 +249,21 @@ def test_messages_that_go_together_come_apart_as_they_were(payloads: list[list[b
     assert len(multiparts) <= 1 + sum(len(frame) for payload in payloads for frame in payload) // (200 << 10)
 
 
+def test_any_number_of_small_messages_arrives() -> None:
+    messages = [encode_message(Hello(name=AgentName("alpha"), run_id="r"), number) for number in range(2000)]
+    multiparts = [views(multipart) for multipart in joined(messages)]
+    assert len(multiparts) == 4
+    got = [hub_decoder().decode(frames).request_id for multipart in multiparts for frames in messages_in(multipart)]
+    assert got == list(range(2000))
+
+
+def test_a_multipart_of_very_many_heads_costs_no_more_than_an_honest_one() -> None:
+    (empty,) = framed(b"")
+    pieces = list(messages_in([memoryview(bytes(empty) * 12_000)]))
+    assert len(pieces) == 513
+    assert pieces[-1][0].nbytes == 40 * (12_000 - 512)
+
+
 def test_one_bad_message_among_others_spoils_no_other() -> None:
     good = views(encode_message(Hello(name=AgentName("alpha"), run_id="r")))
     bad = framed(b"\x80", crc=7)
