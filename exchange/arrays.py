@@ -24,7 +24,7 @@ __all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "own_small", 
 ARRAY_EXT = 1
 ALIGNMENT = 64
 OWN_FRAME_BYTES = 1 << 20
-OWN_BYTES = 64 << 10
+OWN_BYTES = 16 << 10
 # An array below this part of a large record is copied out of it.
 PINNED_SHARE = 8
 MAX_NDIM = 8

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from exchange.consumers import ConsumerKey
 from exchange.lease_commits import LeaseCommits
 from exchange.messages import Accepted, Committed, Refused, refused
@@ -24,8 +26,7 @@ __all__ = ["Commits", "Publication"]
 MAX_TELLING = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted record that is not on disk yet. peer: the incarnation that sent it, under this seq.
 
     waiters: request ids that are answered when it is.
@@ -34,7 +35,7 @@ class Publication:
     record: Record
     peer: bytes
     seq: int
-    waiters: list[int] = field(default_factory=list)
+    waiters: list[int] = []
 
 
 @dataclass(slots=True)

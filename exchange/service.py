@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 SendNow = Callable[[bytes, Sequence[Buffer]], bool]
 
 # Records that come within this time, or up to so many bytes, share one sync of the disk.
-COMMIT_INTERVAL_S = 0.005
+COMMIT_INTERVAL_S = 0.0
 COMMIT_BYTES = 8 << 20
 # After commits, retention and a checkpoint are seen to within this time.
 UPKEEP_INTERVAL_S = 1.0

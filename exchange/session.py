@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -71,8 +70,7 @@ class Link(Sender, Protocol):
 OpenData = Callable[[Welcome], Link | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     message: ToHub
     payload: Sequence[Buffer]
     sent_at: float

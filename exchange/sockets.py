@@ -28,6 +28,7 @@ __all__ = ["Channel", "bind_channel", "connect_channel"]
 # As plain numbers: combining pyzmq's enumerations costs more than sending a frame.
 NOW = int(zmq.NOBLOCK)
 NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+EVENTS, READABLE, WRITABLE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
 # Below this a copy is cheaper than the bookkeeping of a shared buffer.
 COPIED_BYTES = 64 << 10
 HIGH_WATER_CREDITS = 4
@@ -121,8 +122,8 @@ class Channel:
 
     def _look(self) -> None:
         """Wake whoever waits for what the socket can do now."""
-        events = int(self.socket.get(zmq.EVENTS))
-        for waiting, event in ((self._reader, zmq.POLLIN), (self._writer, zmq.POLLOUT)):
+        events = int(self.socket.get(EVENTS))
+        for waiting, event in ((self._reader, READABLE), (self._writer, WRITABLE)):
             if waiting is not None and events & event and not waiting.done():
                 waiting.set_result(None)
 

@@ -11,6 +11,8 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from exchange.stats import RecordStats
 from exchange.types import START, AgentName, Cursor, Kind, PromptId, Version
 from exchange.wire import Encoded
@@ -24,8 +26,7 @@ FIRST_CURSOR = Cursor(1)
 _Key = tuple[Kind, PromptId | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted record. stored_at: seconds on the hub's clock."""
 
     cursor: Cursor

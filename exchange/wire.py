@@ -17,7 +17,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -60,7 +59,8 @@ MAX_RECORD_BYTES = 64 << 20
 # A body must fit into the header of an answer, beside what else stands there.
 MAX_BODY_BYTES = 192 << 10
 MAX_PAYLOAD_BYTES = 2 * MAX_RECORD_BYTES
-MAX_FRAMES = 4096
+# An answer of the largest size has fewer, as small records share a frame.
+MAX_FRAMES = 8192
 # A multipart that has reached one of these gets no further message; so it has at most JOINED_FRAMES messages, and a reader
 # looks for no more. (Measured: with asyncio a multipart costs some 50 us whatever it holds; beyond a few records of 27 KB in
 # one nothing is gained.)
@@ -75,8 +75,7 @@ Buffer = bytes | memoryview
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming(Generic[M]):
+class Incoming(msgspec.Struct, Generic[M], frozen=True, kw_only=True):
     """One decoded message with the frames of its payload."""
 
     message: M
@@ -84,8 +83,7 @@ class Incoming(Generic[M]):
     payload: tuple[memoryview, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     """One message of the hub to one peer; request_id: of what it answers."""
 
     peer: bytes
@@ -94,8 +92,7 @@ class Outgoing:
     payload: Sequence[Buffer] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     """One record: its msgpack body, and the frames that its array references point into."""
 
     body: bytes
