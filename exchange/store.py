@@ -19,8 +19,9 @@ from exchange.wire import Encoded
 
 __all__ = ["MemoryStore", "Record"]
 
-# What a record costs beside its bytes (measured: struct, index entries, dictionary slots).
-OVERHEAD_BYTES = 600
+# What a record costs beside its bytes, and each prompt id of it (measured: struct, index entries, dictionary slots).
+OVERHEAD_BYTES = 750
+PROMPT_BYTES = 360
 FIRST_CURSOR = Cursor(1)
 
 _Key = tuple[Kind, PromptId | None]
@@ -40,11 +41,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_bytes(self) -> int:
-        return self.encoded.nbytes + OVERHEAD_BYTES
+        return self.encoded.nbytes + OVERHEAD_BYTES + PROMPT_BYTES * len(self.prompt_ids)
 
 
 class _Line:
     """Cursors in order, appended behind and dropped in front."""
+
+    __slots__ = ("_cursors", "_head")
 
     def __init__(self) -> None:
         self._cursors: list[Cursor] = []

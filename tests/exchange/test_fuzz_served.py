@@ -1,4 +1,4 @@
-"""A hub's process under fire on both of its lanes, while an honest worker goes on."""
+"""A hub's process under fire on all of its lanes, while an honest worker goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mutations import mutated
 
 import exchange
 from exchange.blob_messages import BulkToHub
-from exchange.endpoints import bulk_endpoint
+from exchange.endpoints import lane_endpoint
 from exchange.errors import WireError
 from exchange.messages import Hello, ToHub
 from exchange.sockets import Channel, connect_channel
@@ -91,16 +91,17 @@ async def one_step(honest: exchange.Client, step: int, cursor: Cursor) -> Cursor
 
 async def under_fire(hub: HubChild, count: int) -> None:
     half_rss, cursor = 0, exchange.types.START
-    bulk_at = bulk_endpoint(hub.endpoint, 0)
+    data_at, bulk_at = lane_endpoint(hub.endpoint, "data", 0), lane_endpoint(hub.endpoint, "bulk", 0)
     async with (
         exchange.connect(hub.endpoint, name="honest", run_id="r") as honest,
         attacker(hub.endpoint, MEMBER) as member,
         attacker(hub.endpoint, STRANGER) as stranger,
+        attacker(data_at, MEMBER) as data_member,
         attacker(bulk_at, MEMBER) as bulk_member,
         attacker(bulk_at, STRANGER) as bulk_stranger,
     ):
         await member.send(encode_message(Hello(name=AgentName("mallory"), run_id="r")))
-        fire = Fire([member, stranger], [bulk_member, bulk_stranger])
+        fire = Fire([member, data_member, stranger], [bulk_member, bulk_stranger])
         try:
             for step in range(count // ROUND):
                 await fire.round()

@@ -37,12 +37,13 @@ def record(
 def test_selection_is_what_a_plain_search_finds(
     added: list[tuple[Kind, set[str]]], after: int, kinds: set[Kind], prompts: set[PromptId] | None, room: int
 ) -> None:
-    one = record(1).cost_bytes
-    store = MemoryStore(memory_bytes=room * one, max_age_s=None)
     records = [record(i + 1, kind=kind, prompts=tuple(sorted(ids))) for i, (kind, ids) in enumerate(added)]
+    kept = records[-room:]
+    store = MemoryStore(memory_bytes=sum(item.cost_bytes for item in kept), max_age_s=None)
     for item in records:
         store.append(item)
-    kept = records[-room:]
+    while len(kept) > len(store):
+        del kept[0]
     wanted = [
         item.cursor
         for item in kept
