@@ -13,7 +13,7 @@ from exchange.members import Member
 from exchange.messages import Gather, Refused, refused
 from exchange.replays import Chunk, Reading, Replay, Replays
 from exchange.selection import Selection, Selector
-from exchange.store import Record
+from exchange.store import FIRST_CURSOR, Record
 from exchange.types import START, Cursor
 from exchange.wire import MAX_RECORD_BYTES, Buffer, Outgoing
 
@@ -62,14 +62,17 @@ class Gathers:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._replays)
 
-    def ask(self, member: Member, gather: Gather, request_id: int, now: float) -> list[Outgoing]:
-        """The answer to a new gather, or nothing when it has to wait."""
+    def ask(self, member: Member, gather: Gather, request_id: int, now: float, *, given_to: Cursor) -> list[Outgoing]:
+        """The answer to a new gather, or nothing when it has to wait. given_to: the last cursor that a record has."""
         member.received_bytes = gather.received_bytes
         refusal = self._refusal(member, gather)
         if refusal is not None:
             return [Outgoing(peer=member.peer, message=refusal, request_id=request_id)]
         if gather.consumer is not None and gather.after == START:
             gather = msgspec.structs.replace(gather, after=self._consumers.of((member.name, gather.consumer)))
+        if gather.after > given_to:
+            # Of an earlier hub, whose wall clock was ahead of ours: what is here now comes behind it, and maybe not all.
+            gather = msgspec.structs.replace(gather, after=FIRST_CURSOR)
         return self._begin(Replay(member=member, gather=gather, request_id=request_id, deadline=now + gather.deadline_s), now)
 
     def _begin(self, asked: Replay, now: float) -> list[Outgoing]:

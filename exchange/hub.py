@@ -147,7 +147,7 @@ class Hub:
             return [Outgoing(peer=peer, message=refusal, request_id=request_id)]
         match message:
             case Gather():
-                return self._gathers.ask(member, message, request_id, now)
+                return self._gathers.ask(member, message, request_id, now, given_to=self._last_cursor)
             case Commit():
                 return self._commit(member, message, request_id)
             case Cancel():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import exchange
+from exchange.endpoints import remove_private_dir
 
 HUB = Path(__file__).with_name("hub_process.py")
 
@@ -30,14 +31,16 @@ class HubChild:
         (line,) = (line for line in status.splitlines() if line.startswith(field))
         return int(line.split()[1]) << 10
 
-    def cpu_s(self) -> float:
-        """Seconds of processor time that it has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / 100
-
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+
+def start_hub(endpoint: str, errors: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The process, which may not be ready yet."""
+    with errors.open("ab") as stderr:
+        command = [sys.executable, str(HUB), endpoint, *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 @contextmanager
@@ -46,17 +49,27 @@ def hub_child(at: Path, *, endpoint: str | None = None, directory: Path | None =
     unless given."""
     own = None if endpoint else exchange.private_ipc_dir()
     endpoint = endpoint or f"ipc://{own}/hub"
-    errors = at / "stderr"
-    arguments = [sys.executable, str(HUB), endpoint, str(directory or ""), json.dumps(config)]
-    with errors.open("ab") as stderr:
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    process = start_hub(endpoint, at / "stderr", str(directory or ""), json.dumps(config))
     try:
         assert process.stdout is not None
         said = process.stdout.readline().split()
-        assert said[:1] == ["ready"], errors.read_text()
-        yield HubChild(process=process, endpoint=said[1], errors=errors)
+        assert said[:1] == ["ready"], (at / "stderr").read_text()
+        yield HubChild(process=process, endpoint=said[1], errors=at / "stderr")
     finally:
         process.kill()
         process.wait()
         if own is not None:
-            exchange.endpoints.remove_private_dir(endpoint)
+            remove_private_dir(endpoint)
+
+
+@contextmanager
+def script_child(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a program and has said a first line; it may be told one. Killed in the end."""
+    command = [sys.executable, "-c", script, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,11 +1,12 @@
 """Runs a hub for tests that kill it: python hub_process.py ENDPOINT [DIRECTORY [CONFIG]]; says 'ready ENDPOINT' on stdout.
 
-DIRECTORY may be empty for none; CONFIG is JSON.
+DIRECTORY may be empty for none; CONFIG is JSON. SIGTERM ends it in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -20,8 +21,10 @@ async def main(endpoint: str, directory: str = "", config: str = "{}") -> None:
     def ready(real: str) -> None:
         print("ready", real, flush=True)
 
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     kept_in = Path(directory) if directory else None
-    await exchange.serve(endpoint, settings, stop=asyncio.Event(), on_ready=ready, directory=kept_in)
+    await exchange.serve(endpoint, settings, stop=stop, on_ready=ready, directory=kept_in)
 
 
 if __name__ == "__main__":

