@@ -23,6 +23,7 @@ from exchange.errors import (
     RefusedError,
     RequestFailedError,
 )
+from exchange.keys import HubKeys, WorkerKeys, make_keys
 from exchange.lease_messages import DeadLetter
 from exchange.leasing import Batch
 from exchange.log import LoggedRow, RecordLog
@@ -66,6 +67,7 @@ __all__ = [
     "GroupRewards",
     "GroupStats",
     "HubConfig",
+    "HubKeys",
     "HubLostError",
     "HubStats",
     "Kind",
@@ -92,7 +94,9 @@ __all__ = [
     "Subscription",
     "VerifiedSuccesses",
     "Version",
+    "WorkerKeys",
     "connect",
+    "make_keys",
     "memory",
     "new_routing_id",
     "private_ipc_dir",

@@ -13,8 +13,10 @@ from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES
 from exchange.blob_service import BlobService
 from exchange.blobs import BlobStore
 from exchange.endpoints import lane_endpoint, lane_port
-from exchange.errors import EndpointError
-from exchange.sockets import Channel, bind_channel
+from exchange.errors import ExchangeError
+from exchange.guard import bind_guarded
+from exchange.keys import HubKeys
+from exchange.sockets import Channel
 from exchange.stats import BlobStats
 
 __all__ = ["BulkLane", "bulk_lane"]
@@ -38,13 +40,20 @@ class BulkLane:
 
 
 @contextmanager
-def bulk_lane(endpoint: str, store: BlobStore, *, present: Callable[[bytes], bool]) -> Iterator[BulkLane]:
+def bulk_lane(
+    endpoint: str,
+    store: BlobStore,
+    *,
+    present: Callable[[bytes], bool],
+    on_failure: Callable[[BaseException], object],
+    keys: HubKeys | None = None,
+) -> Iterator[BulkLane]:
     """Serve blobs beside the hub at `endpoint` inside this block, in a thread; closes the store.
 
-    present: called in that thread. Leaving the block ends transfers where they are. Raises EndpointError, and in the end
-    what the thread failed with.
+    present: called in that thread, as is on_failure, with what it failed with. keys: of the hub. Leaving the block ends
+    transfers where they are. Raises EndpointError, GuardError, and in the end what the thread failed with.
     """
-    thread = _BulkThread(endpoint, store, present)
+    thread = _BulkThread(endpoint, store, present, on_failure, keys)
     lane = thread.begin()
     try:
         yield lane
@@ -53,10 +62,19 @@ def bulk_lane(endpoint: str, store: BlobStore, *, present: Callable[[bytes], boo
 
 
 class _BulkThread:
-    def __init__(self, endpoint: str, store: BlobStore, present: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        store: BlobStore,
+        present: Callable[[bytes], bool],
+        on_failure: Callable[[BaseException], object],
+        keys: HubKeys | None,
+    ) -> None:
         self._endpoint = endpoint
         self._store = store
         self._present = present
+        self._on_failure = on_failure
+        self._keys = keys
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="exchange bulk lane", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,6 +105,7 @@ class _BulkThread:
             self._failure = failure
             if self._lane is not None:
                 _log.exception("the bulk lane of the hub at %s failed", self._endpoint)
+                self._on_failure(failure)
         finally:
             self._ready.set()
 
@@ -94,8 +113,8 @@ class _BulkThread:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
             at = lane_endpoint(self._endpoint, "bulk", 0)
-            channel, real_endpoint = bind_channel(at, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES)
-        except EndpointError:
+            channel, real_endpoint = await bind_guarded(at, self._keys, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES)
+        except ExchangeError:
             self._store.close()
             raise
         same_host = real_endpoint.startswith("ipc")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES
 from exchange.bulk_session import OpenBulk, without_bulk
 from exchange.client import Client
-from exchange.endpoints import check_endpoint, lane_endpoint
+from exchange.endpoints import check_endpoint, check_reachable, lane_endpoint
+from exchange.keys import WorkerKeys, routing_id_of
 from exchange.kinds import Kinds
 from exchange.messages import Hello, Welcome
 from exchange.session import Link, OpenData, Session
@@ -42,6 +44,7 @@ async def connect(
     observer: bool = False,
     identity: bytes | None = None,
     first_seq: int = 1,
+    keys: Path | WorkerKeys | None = None,
     **timeouts: Unpack[Timeouts],
 ) -> AsyncIterator[Client]:
     """A client of the hub at `endpoint`; leaving the block waits for the hub to have everything, and says Bye.
@@ -50,26 +53,33 @@ async def connect(
     identity, first_seq: for a worker that outlives its process. With the `new_routing_id()` that it keeps on disk it comes
     back as the same incarnation, in the same epoch; numbered from the first record that was not acknowledged, whatever it
     publishes again is stored once.
-    Raises EndpointError, ValueError for types that cannot be registered, and ConnectError when no WELCOME comes in time or the
-    hub refuses.
+    keys: the directory with `name`'s pair and hub.key, or these keys; needed where the hub has keys.
+    Raises EndpointError, KeysError, ValueError for types that cannot be registered, and ConnectError when no WELCOME comes in
+    time, the hub refuses, or the transport turns this worker away.
     """
-    check_endpoint(endpoint)
+    check_endpoint(endpoint, keyed=keys is not None)
+    check_reachable(endpoint)
     kinds = Kinds(types)
     routing_id = new_routing_id() if identity is None else identity
-    link = connect_channel(endpoint, routing_id=routing_id, credit_messages=ASSUMED_CREDIT_MESSAGES)
+    if isinstance(keys, Path):
+        keys = WorkerKeys.load(keys, name)
+    if keys is not None:
+        routing_id = routing_id_of(routing_id, keys)
+    credit = ASSUMED_CREDIT_MESSAGES
+    link = connect_channel(endpoint, routing_id=routing_id, credit_messages=credit, keys=keys, watched=True)
     hello = Hello(name=AgentName(name), run_id=run_id, observer=observer, first_seq=first_seq)
 
     def open_bulk(welcome: Welcome) -> Link:
         if welcome.bulk_port is None:
             return without_bulk(welcome)
         bulk = lane_endpoint(endpoint, "bulk", welcome.bulk_port)
-        return connect_channel(bulk, routing_id=routing_id, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES)
+        return connect_channel(bulk, routing_id=routing_id, credit_messages=BULK_CREDIT, frame_bytes=PIECE_BYTES, keys=keys)
 
     def open_data(welcome: Welcome) -> Link | None:
         if welcome.data_port is None:
             return None
         data = lane_endpoint(endpoint, "data", welcome.data_port)
-        return connect_channel(data, routing_id=routing_id, credit_messages=welcome.credit_messages)
+        return connect_channel(data, routing_id=routing_id, credit_messages=welcome.credit_messages, keys=keys)
 
     async with open_client(
         link, hello, endpoint=endpoint, kinds=kinds, open_data=open_data, open_bulk=open_bulk, **timeouts

@@ -1,6 +1,6 @@
 """Addresses of a hub: which are allowed, private directories for sockets, and one hub per socket path.
 
-Closed by default: a hub listens on loopback or in a directory that only its user may enter.
+Closed by default: without keys a hub listens on loopback or in a directory that only its user may enter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from typing import Literal, get_args
 
 from exchange.errors import EndpointError
 
-__all__ = ["check_endpoint", "claim", "lane_endpoint", "lane_port", "private_ipc_dir", "remove_private_dir"]
+__all__ = [
+    "check_endpoint",
+    "check_reachable",
+    "claim",
+    "lane_endpoint",
+    "lane_port",
+    "loopback_of",
+    "private_ipc_dir",
+    "remove_private_dir",
+]
 
 _PREFIX = "mrl-"
 # A directory that somebody has just made, or will use again at once, is not yet left behind.
@@ -29,6 +38,8 @@ ABANDONED_S = 3600.0
 # The system's limit is 107 bytes; the rest is for the names of the sockets.
 MAX_DIR_CHARS = 90
 MAX_PATH_BYTES = 107 - len(".bulk")
+# What a hub may bind to, and how it is reached on its own machine.
+EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "[::]": "[::1]"}
 
 Lane = Literal["data", "bulk"]
 
@@ -70,8 +81,11 @@ def _sweep(base: Path) -> None:
                 os.close(lock)
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raise EndpointError unless `endpoint` is ipc:// with a usable path, or tcp:// on loopback with a port."""
+def check_endpoint(endpoint: str, *, keyed: bool = False) -> None:
+    """Raise EndpointError unless `endpoint` is ipc:// with a usable path, or tcp:// with a port.
+
+    keyed: whoever listens or connects there has keys; without them a host is loopback.
+    """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
         if not rest.startswith("/") or len(os.fsencode(rest)) > MAX_PATH_BYTES:
@@ -80,7 +94,7 @@ def check_endpoint(endpoint: str) -> None:
                 f"({len(os.fsencode(rest))} bytes): exchange.private_ipc_dir() makes a short one"
             )
     elif scheme == "tcp":
-        _check_loopback(endpoint, rest)
+        _check_tcp(endpoint, rest, keyed)
     else:
         raise EndpointError(f"an endpoint starts with ipc:// or tcp://, got endpoint={endpoint!r}")
 
@@ -97,17 +111,34 @@ def lane_port(real_endpoint: str) -> int:
     return 0 if real_endpoint.startswith("ipc://") else int(real_endpoint.rpartition(":")[2])
 
 
-def _check_loopback(endpoint: str, rest: str) -> None:
+def check_reachable(endpoint: str) -> None:
+    """Raise EndpointError for an address to which nobody can connect: that of all interfaces."""
+    if endpoint.startswith("tcp://") and endpoint.removeprefix("tcp://").rpartition(":")[0] in EVERY_INTERFACE:
+        raise EndpointError(
+            f"a hub may listen on all interfaces, a worker connects to one, got endpoint={endpoint!r}: name the hub's host"
+        )
+
+
+def loopback_of(endpoint: str) -> str:
+    """The address under which the hub's own process reaches what it has bound."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{EVERY_INTERFACE[host]}:{port}" if endpoint.startswith("tcp://") and host in EVERY_INTERFACE else endpoint
+
+
+def _check_tcp(endpoint: str, rest: str, keyed: bool) -> None:
     host, _, port = rest.rpartition(":")
     if not port.isdigit() or int(port) > 65_535:
         raise EndpointError(f"a tcp endpoint ends with a port, got endpoint={endpoint!r}")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise EndpointError(f"an IPv6 address stands in brackets, got endpoint={endpoint!r}: write tcp://[::1]:{port}")
+    if keyed and host:
+        return
     with suppress(ValueError):
         if host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback:
             return
     raise EndpointError(
-        f"without keys an exchange serves one machine only, got endpoint={endpoint!r}: use ipc:// or tcp://127.0.0.1"
+        f"without keys an exchange serves one machine only, got endpoint={endpoint!r}: use ipc:// or tcp://127.0.0.1, "
+        f"or give hub and workers keys (`mutualrl keys`)"
     )
 
 

@@ -11,6 +11,14 @@ class EndpointError(ExchangeError, ValueError):
     """An endpoint cannot be used: bad address, not private, or taken."""
 
 
+class KeysError(ExchangeError, ValueError):
+    """Keys cannot be made or used: missing, open to others, damaged, or of names that cannot be."""
+
+
+class GuardError(ExchangeError, RuntimeError):
+    """The keys of a hub do not guard it: the transport is too old, or lets in whom it should not, or nobody at all."""
+
+
 class ConnectError(ExchangeError, ConnectionError):
     """No WELCOME came from the hub, or it refused the worker."""
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from exchange.keys import holder_of
 from exchange.messages import Accepted, Hello, Refused, refused
 from exchange.stats import MemberState, Tally, WorkerStats
 from exchange.types import AgentName, Cursor, Version
@@ -167,6 +168,14 @@ class Members:
         return member
 
     def _refusal(self, peer: bytes, hello: Hello, now: float) -> Refused | None:
+        holder = holder_of(peer)
+        if holder is not None and hello.name != holder.name:
+            return refused(
+                "not_yours", f"this key is that of {holder.name!r}, got name={hello.name!r}: use the key of that name"
+            )
+        if holder is not None and hello.observer != holder.observer:
+            detail = f"the key of {holder.name!r} was made with observer={holder.observer}, got observer={hello.observer}"
+            return refused("role", detail)
         if hello.run_id != self._run_id:
             detail = f"this hub serves run {self._run_id!r}, got run_id={hello.run_id!r}: is an older run still alive?"
             return refused("run_id", detail)

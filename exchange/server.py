@@ -14,12 +14,14 @@ from exchange.config import HubConfig
 from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
 from exchange.endpoints import check_endpoint, claim, lane_endpoint, lane_port
+from exchange.guard import bind_guarded
 from exchange.hub import Hub
+from exchange.keys import HubKeys
 from exchange.lease_recovery import recover_groups
 from exchange.replays import load_or_log
 from exchange.segments import SEGMENT_BYTES
 from exchange.service import HubService
-from exchange.sockets import Channel, bind_channel
+from exchange.sockets import Channel
 from exchange.stats import HubStats
 from exchange.types import Cursor
 
@@ -44,25 +46,31 @@ async def serve(
     stop: asyncio.Event,
     on_ready: Callable[[str], None] | None = None,
     directory: Path | None = None,
+    keys: HubKeys | None = None,
 ) -> HubStats:
     """Serve one run's exchange until `stop` is set; returns the final statistics.
 
-    endpoint: ipc:// in a private directory, or tcp:// on loopback (port 0 takes a free one). on_ready: called with the
-    real endpoint once workers can connect. directory: where records are kept over the hub's death; a hub that is started
-    again on it takes up its records and its workers. Raises EndpointError, and StorageError for a directory that another
-    hub or run holds. Cancellation leaves nothing bound.
+    endpoint: ipc:// in a private directory, or tcp:// on loopback (port 0 takes a free one); with keys, tcp:// on any
+    interface. keys: whose holders alone may connect, each under its own name. on_ready: called with the real endpoint once
+    workers can connect. directory: where records are kept over the hub's death; a hub that is started again on it takes up its
+    records and its workers.
+    Raises EndpointError, StorageError for a directory that another hub or run holds, and GuardError when keys do not keep
+    strangers out, or fail. Cancellation leaves nothing bound.
     """
-    check_endpoint(endpoint)
+    check_endpoint(endpoint, keyed=keys is not None)
     with ExitStack() as resources:
         resources.enter_context(claim(endpoint))
         store = resources.enter_context(_store(directory, config))
         hub = _hub(config, store)
-        blobs = BlobStore(None if directory is None else directory / BLOBS, blob_bytes=config.blob_bytes, clock=time.monotonic)
-        hub.bulk = resources.enter_context(bulk_lane(endpoint, blobs, present=hub.present))
-        control, real_endpoint = bind_channel(endpoint, credit_messages=config.credit_messages)
+        control, real_endpoint = await bind_guarded(endpoint, keys, credit_messages=config.credit_messages)
         resources.callback(control.close)
-        data, data_endpoint = bind_channel(lane_endpoint(endpoint, "data", 0), credit_messages=config.credit_messages)
+        at = lane_endpoint(endpoint, "data", 0)
+        data, data_endpoint = await bind_guarded(at, keys, credit_messages=config.credit_messages)
         resources.callback(data.close)
+        blobs = BlobStore(None if directory is None else directory / BLOBS, blob_bytes=config.blob_bytes, clock=time.monotonic)
+        call = asyncio.get_running_loop().call_soon_threadsafe
+        lane = bulk_lane(endpoint, blobs, present=hub.present, on_failure=lambda error: call(control.fail, error), keys=keys)
+        hub.bulk = resources.enter_context(lane)
         hub.data_port = lane_port(data_endpoint)
         service = HubService(hub, clock=time.monotonic, send=control.send_to, send_data=data.send_to, log=store)
         try:

@@ -202,6 +202,9 @@ class Session:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, ConnectError):
+                self._fail(error)
+                return
             _log.error("%s failed", task.get_name(), exc_info=error)
             self._fail(HubLostError(f"{task.get_name()} failed at {self._endpoint!r}: {error!r}"))
 

@@ -11,6 +11,8 @@ MAXMSGSIZE: largest frame; a larger one costs its sender the connection.
 HEARTBEAT_*: a peer that vanished without a word is noticed, and its connection and queues are freed.
 RECONNECT_IVL: quick, for a hub that restarts. HANDSHAKE_IVL: strangers who connect and say nothing do not stay.
 IPV6: off in libzmq; on only for addresses in brackets, as it changes how interface names are read.
+CURVE_*: with keys, both ends prove theirs and nobody else reads or changes anything. ZAP_DOMAIN, ZAP_ENFORCE_DOMAIN: every
+    key is asked for, and when nobody answers it is turned away (libzmq otherwise lets any key in).
 """
 
 from __future__ import annotations
@@ -20,10 +22,16 @@ from collections.abc import Sequence
 
 import zmq
 
-from exchange.errors import EndpointError
+from exchange.doorkeeper import ZAP_DOMAIN, ZAP_ENDPOINT, Doorkeeper
+from exchange.errors import EndpointError, GuardError
+from exchange.handshake import Handshake
+from exchange.keys import HubKeys, WorkerKeys, address_of
 from exchange.wire import MAX_RECORD_BYTES, Buffer
 
-__all__ = ["Channel", "bind_channel", "connect_channel"]
+__all__ = ["Channel", "GuardedChannel", "bind_channel", "connect_channel"]
+
+# Older ones have faults that can be reached before any key is checked.
+LEAST_LIBZMQ = (4, 3, 5)
 
 # As plain numbers: combining pyzmq's enumerations costs more than sending a frame.
 NOW = int(zmq.NOBLOCK)
@@ -48,6 +56,7 @@ class Channel:
     """
 
     def __init__(self, kind: int, endpoint: str, *, credit_messages: int, frame_bytes: int) -> None:
+        _check_library()
         self._context = zmq.Context()
         self._context.linger = 0
         self.socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -56,11 +65,16 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None
+        self.handshake: Handshake | None = None
         self._fd = self.socket.FD
         self._loop.add_reader(self._fd, self._look)
 
     async def receive(self) -> list[memoryview]:
-        """Wait for one message. Cancellation loses nothing: a message is taken whole or left in the socket."""
+        """Wait for one message. Cancellation loses nothing: a message is taken whole or left in the socket.
+
+        Raises what the channel has failed with.
+        """
         while (frames := self.receive_now()) is None:
             self._reader = self._loop.create_future()
             self._look()
@@ -71,12 +85,14 @@ class Channel:
         return frames
 
     def receive_now(self) -> list[memoryview] | None:
-        """One message that is there already, else None."""
+        """One message that is there already, else None. Raises what the channel has failed with."""
+        if self._failure is not None:
+            raise self._failure
         try:
             frame = self.socket.recv(NOW, copy=False)
         except zmq.Again:
             return None
-        frames = [frame.buffer]
+        frames = [self._first(frame)]
         while frame.more:
             frame = self.socket.recv(NOW, copy=False)
             frames.append(frame.buffer)
@@ -114,11 +130,31 @@ class Channel:
         """The same, for a ROUTER's peer."""
         return self.send_now([peer, *frames])
 
+    def watch_handshake(self, endpoint: str, *, keyed: bool) -> None:
+        """Fail with ConnectError when whoever listens turns this socket away; call it before connecting."""
+        self.handshake = Handshake(self.socket, endpoint, keyed=keyed)
+        self.handshake.done.add_done_callback(self._shaken)
+
+    def fail(self, error: BaseException) -> None:
+        """Let whoever reads, now or later, end with this error."""
+        self._failure = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
     def close(self) -> None:
         """Close the socket and its context at once."""
+        if self.handshake is not None:
+            self.handshake.close()
         self._loop.remove_reader(self._fd)
         self.socket.close()
         self._context.term()
+
+    def _first(self, frame: zmq.Frame) -> memoryview:
+        return frame.buffer
+
+    def _shaken(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self.fail(error)
 
     def _look(self) -> None:
         """Wake whoever waits for what the socket can do now."""
@@ -128,17 +164,70 @@ class Channel:
                 waiting.set_result(None)
 
 
-def connect_channel(endpoint: str, *, routing_id: bytes, credit_messages: int, frame_bytes: int = MAX_RECORD_BYTES) -> Channel:
-    """A worker's DEALER. frame_bytes: the most that a frame may have."""
+def connect_channel(
+    endpoint: str,
+    *,
+    routing_id: bytes,
+    credit_messages: int,
+    frame_bytes: int = MAX_RECORD_BYTES,
+    keys: WorkerKeys | None = None,
+    watched: bool = False,
+) -> Channel:
+    """A worker's DEALER. frame_bytes: the most that a frame may have. watched: fail when the first handshake does.
+
+    Raises EndpointError for what is no address.
+    """
     channel = Channel(zmq.DEALER, endpoint, credit_messages=credit_messages, frame_bytes=frame_bytes)
     channel.socket.setsockopt(zmq.ROUTING_ID, routing_id)
-    channel.socket.connect(endpoint)
+    if keys is not None:
+        channel.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.hub)
+        channel.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        channel.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    if watched:
+        channel.watch_handshake(endpoint, keyed=keys is not None)
+    try:
+        channel.socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        channel.close()
+        raise EndpointError(f"cannot connect, got endpoint={endpoint!r}: {error}; check the address") from error
     return channel
 
 
-def bind_channel(endpoint: str, *, credit_messages: int, frame_bytes: int = MAX_RECORD_BYTES) -> tuple[Channel, str]:
+class GuardedChannel(Channel):
+    """A hub's ROUTER that only holders of its workers' keys can reach.
+
+    A peer is the address that exchange/keys.py makes of its key's holder and its routing id.
+    """
+
+    def __init__(self, endpoint: str, keys: HubKeys, *, credit_messages: int, frame_bytes: int) -> None:
+        super().__init__(zmq.ROUTER, endpoint, credit_messages=credit_messages, frame_bytes=frame_bytes)
+        questions = self._context.socket(zmq.REP)
+        questions.bind(ZAP_ENDPOINT)
+        self.doorkeeper = Doorkeeper(questions, keys.holders, on_failure=self.fail)
+        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self.socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def send_to(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        return self.send_now([peer[1:].partition(b"\0")[2], *frames])
+
+    def close(self) -> None:
+        self.doorkeeper.close()
+        super().close()
+
+    def _first(self, frame: zmq.Frame) -> memoryview:
+        return memoryview(address_of(str(frame.get("User-Id")), frame.bytes))
+
+
+def bind_channel(
+    endpoint: str, *, credit_messages: int, frame_bytes: int = MAX_RECORD_BYTES, keys: HubKeys | None = None
+) -> tuple[Channel, str]:
     """The hub's ROUTER and its real endpoint (port 0 becomes the port that was free). Raises EndpointError."""
-    channel = Channel(zmq.ROUTER, endpoint, credit_messages=credit_messages, frame_bytes=frame_bytes)
+    if keys is None:
+        channel = Channel(zmq.ROUTER, endpoint, credit_messages=credit_messages, frame_bytes=frame_bytes)
+    else:
+        channel = GuardedChannel(endpoint, keys, credit_messages=credit_messages, frame_bytes=frame_bytes)
     channel.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     channel.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
@@ -148,6 +237,12 @@ def bind_channel(endpoint: str, *, credit_messages: int, frame_bytes: int = MAX_
         advice = "choose another port, or port 0 for a free one" if endpoint.startswith("tcp") else "check the path"
         raise EndpointError(f"cannot bind, got endpoint={endpoint!r}: {error}; {advice}") from error
     return channel, channel.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _check_library() -> None:
+    if zmq.zmq_version_info() < LEAST_LIBZMQ:
+        least = ".".join(map(str, LEAST_LIBZMQ))
+        raise GuardError(f"libzmq {least} or newer is needed, got {zmq.zmq_version()}: install a newer pyzmq")
 
 
 def _options(endpoint: str, credit_messages: int, frame_bytes: int) -> dict[int, int]:
