@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from exchange.blob_messages import BULK_CREDIT, PIECE_BYTES
 from exchange.blob_service import BlobService
@@ -92,8 +92,9 @@ class _BulkThread:
         return self._lane
 
     def end(self) -> None:
-        if self._loop is not None and self._stop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._loop is not None and self._stop is not None:
+            with suppress(RuntimeError):  # the thread has ended its loop by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         if self._failure is not None:
             raise self._failure

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import exchange
-from exchange.endpoints import check_endpoint, claim
+from exchange.endpoints import check_endpoint, check_reachable, claim, loopback_of
 from exchange.errors import EndpointError
 
 
@@ -57,6 +57,52 @@ async def test_anything_else_is_an_error_for_hub_and_worker(endpoint: str, advic
     with pytest.raises(EndpointError, match=advice):
         async with exchange.connect(endpoint, name="alpha", run_id="r"):
             pass
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://0.0.0.0:0",
+        "tcp://*:5555",
+        "tcp://[::]:5555",
+        "tcp://192.168.1.4:5555",
+        "tcp://example.org:5555",
+        "tcp://eth0:5555",
+    ],
+)
+def test_with_keys_a_hub_may_listen_anywhere(endpoint: str) -> None:
+    check_endpoint(endpoint, keyed=True)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "advice"),
+    [
+        ("tcp://:5555", "one machine only"),
+        ("tcp://fe80::1:5555", "brackets"),
+        ("tcp://example.org", "ends with a port"),
+        ("example.org:5555", "ipc:// or tcp://"),
+    ],
+)
+def test_with_keys_an_address_is_still_an_address(endpoint: str, advice: str) -> None:
+    with pytest.raises(EndpointError, match=advice):
+        check_endpoint(endpoint, keyed=True)
+
+
+@pytest.mark.parametrize(
+    ("bound", "loopback"),
+    [
+        ("tcp://0.0.0.0:7", "tcp://127.0.0.1:7"),
+        ("tcp://[::]:7", "tcp://[::1]:7"),
+        ("tcp://10.0.0.3:7", "tcp://10.0.0.3:7"),
+        ("ipc:///tmp/x/hub", "ipc:///tmp/x/hub"),
+    ],
+)
+def test_a_hub_reaches_itself_and_workers_name_a_host(bound: str, loopback: str) -> None:
+    assert loopback_of(bound) == loopback
+    check_reachable(loopback)
+    if bound != loopback:
+        with pytest.raises(EndpointError, match="name the hub's host"):
+            check_reachable(bound)
 
 
 def test_a_private_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

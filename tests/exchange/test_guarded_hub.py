@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,14 +15,15 @@ import zmq
 import exchange
 from exchange import doorkeeper, guard, sockets
 from exchange.blob_messages import Get
-from exchange.endpoints import bulk_endpoint
+from exchange.endpoints import lane_endpoint, lane_port
 from exchange.errors import ConnectError, EndpointError, GuardError
-from exchange.keys import Holder, HubKeys, WorkerKeys, make_keys, routing_id_of
+from exchange.hub import Hub
+from exchange.keys import Holder, HubKeys, WorkerKeys, address_of, make_keys, routing_id_of
 from exchange.messages import AskStats, Bye, Gather, Hello, Ping, Publish, Refused, ToWorker, Unknown, Welcome
 from exchange.sockets import Channel, GuardedChannel, bind_channel, connect_channel
 from exchange.testing import rewards_of
 from exchange.types import AgentName
-from exchange.wire import encode_message, encode_record, worker_decoder
+from exchange.wire import Incoming, encode_message, encode_record, worker_decoder
 
 LOOPBACK = "tcp://127.0.0.1:0"
 IDENTITY = b"\1alpha's identity"
@@ -98,6 +98,18 @@ async def asked(link: Channel, message: Any, *payload: bytes) -> ToWorker:
         return worker_decoder().decode(await link.receive()).message
 
 
+def lane_of(endpoint: str, welcome: Welcome, lane: str) -> str:
+    """Where a hub's lane listens, as it has told."""
+    assert welcome.data_port and welcome.bulk_port
+    if lane == "control":
+        return endpoint
+    return (
+        lane_endpoint(endpoint, "data", welcome.data_port)
+        if lane == "data"
+        else lane_endpoint(endpoint, "bulk", welcome.bulk_port)
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "name", "observer", "complaint"),
     [
@@ -141,10 +153,31 @@ async def test_keys_may_be_files(tmp_path: Path) -> None:
         await alpha.publish(rewards_of("alpha", 1, "p"))
 
 
-async def test_a_routing_id_that_comes_with_another_key_is_another_peer(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whose routing id was taken hears of it by the heartbeat of the transport.
-    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(sockets, "HEARTBEAT_TIMEOUT_MS", 200)
+def test_a_routing_id_that_comes_with_another_key_is_another_peer() -> None:
+    hub = Hub(exchange.HubConfig(run_id="r"))
+    alpha, beta = Holder(name=AgentName("alpha")), Holder(name=AgentName("beta"))
+    owner, thief = (address_of(holder.user_id, IDENTITY) for holder in (alpha, beta))
+
+    def ask(peer: bytes, message: Any) -> ToWorker:
+        (answer,) = hub.handle(peer, Incoming(message=message, request_id=1, payload=()))
+        return answer.message
+
+    assert isinstance(ask(owner, Hello(name=alpha.name, run_id="r")), Welcome)
+    record = encode_record(rewards_of("alpha", 1, "p"))
+    for message in (Publish(seq=1, body=record.body), Gather(kinds=("rewards",)), Ping(), AskStats(), Bye()):
+        assert ask(thief, message) == Unknown()
+    refusal = ask(thief, Hello(name=alpha.name, run_id="r"))
+    assert isinstance(refusal, Refused) and refusal.reason == "not_yours"
+    assert hub.present(owner) and not hub.present(thief)
+    welcome = ask(thief, Hello(name=beta.name, run_id="r"))
+    assert isinstance(welcome, Welcome) and hub.present(owner) and hub.present(thief)
+
+
+@pytest.mark.slow
+async def test_whose_routing_id_was_taken_gets_it_back(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It notices by the heartbeat of the transport.
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(sockets, "HEARTBEAT_TIMEOUT_MS", 400)
     own = keys.of["alpha"]
     async with (
         hub_at(LOOPBACK, keys.hub, heartbeat_s=0.1) as endpoint,
@@ -152,17 +185,11 @@ async def test_a_routing_id_that_comes_with_another_key_is_another_peer(keys: Ke
     ):
         await alpha.publish(rewards_of("alpha", 1, "p"))
         async with visitor(endpoint, keys.of["beta"], routing_id_of(IDENTITY, own)) as thief:
-            record = encode_record(rewards_of("alpha", 2, "p"))
-            assert await asked(thief, Publish(seq=2, body=record.body), *map(bytes, record.frames)) == Unknown()
-            for message in (Ping(), AskStats(), Gather(kinds=("rewards",)), Bye()):
-                assert await asked(thief, message) == Unknown()
-            refusal = await asked(thief, Hello(name=AgentName("alpha"), run_id="r"))
-            assert isinstance(refusal, Refused) and refusal.reason == "not_yours"
-            assert isinstance(await asked(thief, Hello(name=AgentName("beta"), run_id="r")), Welcome)
-        await alpha.publish(rewards_of("alpha", 3, "p"))
+            assert await asked(thief, AskStats()) == Unknown()
+        await alpha.publish(rewards_of("alpha", 2, "p"))
         workers = (await alpha.stats()).workers
         assert alpha.epoch == 0
-        assert {name: worker.published for name, worker in workers.items()} == {"alpha": 2, "beta": 0}
+        assert {name: sum(worker.accepted.values()) for name, worker in workers.items()} == {"alpha": 2}
 
 
 async def test_the_bulk_lane_knows_whose_routing_id_it_is(keys: Keys) -> None:
@@ -174,9 +201,8 @@ async def test_the_bulk_lane_knows_whose_routing_id_it_is(keys: Keys) -> None:
     ):
         ref = await alpha.send_blob(b"weights")
         welcome = await asked(beta, Hello(name=AgentName("beta"), run_id="r"))
-        assert isinstance(welcome, Welcome) and welcome.bulk_port
-        bulk = bulk_endpoint(endpoint, welcome.bulk_port)
-        async with visitor(bulk, keys.of["beta"], routing_id_of(IDENTITY, own)) as thief:
+        assert isinstance(welcome, Welcome)
+        async with visitor(lane_of(endpoint, welcome, "bulk"), keys.of["beta"], routing_id_of(IDENTITY, own)) as thief:
             refusal = await asked(thief, Get(id=ref.id, offset=0, nbytes=7))
             assert isinstance(refusal, Refused) and refusal.reason == "stranger"
         assert (await alpha.fetch_blob(ref)).tobytes() == b"weights"
@@ -218,12 +244,12 @@ async def test_a_guard_that_lets_in_everybody_or_nobody_is_found_out(
     assert told == []
 
 
-@pytest.mark.parametrize("thread", ["MainThread", "exchange bulk lane"])
-async def test_the_hub_ends_with_its_guard(keys: Keys, thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = threading.Event()
+@pytest.mark.parametrize("lane", ["control", "data", "bulk"])
+async def test_the_hub_ends_with_its_guard(keys: Keys, lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = asyncio.Event()
 
     def failing(question: list[bytes], admitted: Mapping[bytes, str]) -> list[bytes]:
-        if ready.is_set() and threading.current_thread().name == thread:
+        if ready.is_set():
             raise MemoryError("no room to think")
         return verdict(question, admitted)
 
@@ -233,10 +259,9 @@ async def test_the_hub_ends_with_its_guard(keys: Keys, thread: str, monkeypatch:
         with pytest.raises(GuardError, match="no room to think"):
             async with hub_at(LOOPBACK, keys.hub) as endpoint, visitor(endpoint, keys.of["beta"]) as beta:
                 welcome = await asked(beta, Hello(name=AgentName("beta"), run_id="r"))
-                assert isinstance(welcome, Welcome) and welcome.bulk_port
+                assert isinstance(welcome, Welcome)
                 ready.set()
-                at = endpoint if thread == "MainThread" else bulk_endpoint(endpoint, welcome.bulk_port)
-                async with visitor(at, keys.of["alpha"]):
+                async with visitor(lane_of(endpoint, welcome, lane), keys.of["alpha"]):
                     await asyncio.Event().wait()
 
 
@@ -254,6 +279,7 @@ def descriptors() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
+@pytest.mark.slow
 async def test_two_hundred_strangers_leave_nothing_behind(keys: Keys) -> None:
     async with hub_at(LOOPBACK, keys.hub) as endpoint:
         await works(endpoint, keys)
@@ -293,10 +319,10 @@ async def test_a_port_scanner_is_no_trouble(keys: Keys, noise: bytes) -> None:
     async with hub_at(LOOPBACK, keys.hub) as endpoint:
         async with visitor(endpoint, keys.of["beta"]) as beta:
             welcome = await asked(beta, Hello(name=AgentName("beta"), run_id="r"))
-        assert isinstance(welcome, Welcome) and welcome.bulk_port
-        for port in (int(endpoint.rpartition(":")[2]), welcome.bulk_port):
+        assert isinstance(welcome, Welcome)
+        for lane in ("control", "data", "bulk"):
             for _ in range(3):
-                with socket.create_connection(("127.0.0.1", port)) as scanner:
+                with socket.create_connection(("127.0.0.1", lane_port(lane_of(endpoint, welcome, lane)))) as scanner:
                     scanner.sendall(noise)
         await works(endpoint, keys)
 
