@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,10 +30,10 @@ HUB = Path(__file__).with_name("hub_process.py")
 
 
 @asynccontextmanager
-async def serving(**config: object) -> AsyncIterator[str]:
+async def serving(at: str = "tcp://127.0.0.1:0", **config: object) -> AsyncIterator[str]:
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     settings = exchange.HubConfig(run_id="r", **config)  # type: ignore[arg-type]
-    hub = asyncio.create_task(exchange.serve("tcp://127.0.0.1:0", settings, stop=stop, on_ready=ready.set_result))
+    hub = asyncio.create_task(exchange.serve(at, settings, stop=stop, on_ready=ready.set_result))
     try:
         yield await ready
     finally:
@@ -155,6 +155,24 @@ async def test_no_hub_is_an_error_that_names_the_endpoint(tmp_path: Path) -> Non
         with pytest.raises(ConnectError, match=endpoint):
             async with exchange.connect(endpoint, name="alpha", run_id="r", connect_timeout_s=0.05):
                 pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+async def test_every_way_to_write_loopback_leads_to_the_hub(host: str) -> None:
+    if host == "[::1]" and not has_ipv6():
+        pytest.skip("no IPv6 loopback here")
+    async with serving(f"tcp://{host}:0") as endpoint:
+        at = f"tcp://{host}:{endpoint.rpartition(':')[2]}"
+        async with exchange.connect(at, name="alpha", run_id="r") as alpha:
+            await alpha.publish(rewards_of("alpha", 1, "p"))
+            assert (await alpha.fetch_blob(await alpha.send_blob(b"weights"))).tobytes() == b"weights"
+
+
+def has_ipv6() -> bool:
+    with suppress(OSError):
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        return True
+    return False
 
 
 async def test_something_else_at_the_endpoint_is_an_error_too() -> None:

@@ -152,6 +152,37 @@ asyncio.run(main(sys.argv[1]))
         assert worker.returncode is not None
 
 
+HOLDER = """
+import asyncio, sys, exchange
+async def main(endpoint):
+    async with exchange.connect(endpoint, name="holder", run_id="r") as holder:
+        async with holder.lease(group="judges", kinds={"rewards"}, count=3) as batch:
+            await batch.done(batch.rows[0])
+            print(len(batch.rows), flush=True)
+            await asyncio.sleep(60)
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+async def test_what_a_killed_process_had_not_settled_comes_to_another(tmp_path: Path) -> None:
+    with hub_child(tmp_path) as hub:
+        async with (
+            exchange.connect(hub.endpoint, name="alpha", run_id="r") as alpha,
+            exchange.connect(hub.endpoint, name="beta", run_id="r") as beta,
+            asyncio.timeout(20),
+        ):
+            for step in range(3):
+                await alpha.publish(rewards_of("alpha", step, "p"))
+            with script_child(HOLDER, hub.endpoint) as holder:
+                holder.send_signal(signal.SIGKILL)
+            got: list[int] = []
+            while len(got) < 2:
+                async with beta.lease(group="judges", kinds={"rewards"}, count=3) as batch:
+                    got += [row.experience.step for row in batch.rows]
+            assert got == [1, 2]
+
+
 @asynccontextmanager
 async def serving(endpoint: str, directory: Path | None, **config: object) -> AsyncIterator[None]:
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()

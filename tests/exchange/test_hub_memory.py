@@ -22,7 +22,7 @@ MB = 1 << 20
 CONSUMER = """
 import asyncio, sys, exchange
 async def main(endpoint):
-    async with exchange.connect(endpoint, name="consumer", run_id="r") as me:
+    async with exchange.connect(endpoint, name="consumer", run_id="r", request_timeout_s=200.0) as me:
         print("there", flush=True)
         rows = me.subscribe(kinds={"rollouts"}, max_bytes=32 << 20)
         while True:

@@ -84,6 +84,31 @@ def test_the_library_is_new_enough() -> None:
     assert zmq.zmq_version_info() >= (4, 3, 5)
 
 
+async def test_a_receive_that_is_cancelled_at_any_moment_loses_nothing() -> None:
+    router, endpoint = bind_channel("tcp://127.0.0.1:0", credit_messages=64)
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=64)
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        got.append(bytes((await router.receive())[-1]))
+
+    async with asyncio.timeout(20):
+        for number in range(200):
+            receiving = asyncio.create_task(receive())
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+            await dealer.send([b"%d" % number])
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait((receiving,))
+        while len(got) < 200:
+            await receive()
+    assert got == [b"%d" % number for number in range(200)]
+    dealer.close()
+    router.close()
+
+
 async def _crossing(messages: int, window: int) -> None:
     """Two ends that send and receive at the same time, on one socket each, with few messages on their way."""
     router, endpoint = bind_channel("tcp://127.0.0.1:0", credit_messages=4)

@@ -103,6 +103,22 @@ def test_the_lower_packages_are_free_of_torch_and_pickle(package: str) -> None:
     assert {path: names for path, names in found.items() if names} == {}
 
 
+def test_nothing_here_runs_what_it_loads() -> None:
+    """No pickle in any package; NumPy and torch are told to load plain data, wherever they load."""
+    picklers = {where(path): imported(path) & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"} for path in CODE}
+    assert {path: names for path, names in picklers.items() if names} == {}
+    careless = []
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+                plain = {"np.load": ("allow_pickle", False), "torch.load": ("weights_only", True)}
+                name = f"{node.func.value.id}.{node.func.attr}"
+                given = {(word.arg, word.value.value) for word in node.keywords if isinstance(word.value, ast.Constant)}
+                if name in plain and plain[name] not in given:
+                    careless.append(f"{where(path)}:{node.lineno}")
+    assert careless == []
+
+
 def test_configs_and_the_lower_packages_load_without_what_is_heavy() -> None:
     script = (
         "import sys, exchange, tokenalign, federated, mutualrl.config, mutualrl.load, mutualrl.validate\n"
