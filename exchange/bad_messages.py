@@ -1,11 +1,9 @@
-"""Messages that cannot be read: all are counted, few are logged, so that whoever sends a million of them fills no disk."""
+"""Messages and blobs that are no good: all are counted, few are logged, so that whoever sends a million fills no disk."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-
-from exchange.errors import WireError
 
 __all__ = ["BadMessages"]
 
@@ -18,19 +16,19 @@ PEERS = 256
 
 
 class BadMessages:
-    """What came to one socket and could not be read. where: for people, as in "on the bulk lane"."""
+    """What peers have sent in vain. what: for people, as in "message on the bulk lane"."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._counts: Counter[bytes] = Counter()
         self.count = 0
 
-    def add(self, peer: bytes, error: WireError) -> None:
-        """Count one; a few of each peer are logged."""
+    def add(self, peer: bytes, error: Exception) -> None:
+        """Count one; a few of each peer are logged. peer: empty when it is not known any more."""
         self.count += 1
         key = peer if peer in self._counts or len(self._counts) < PEERS else b""
         self._counts[key] += 1
         count = self._counts[key]
         if count <= LOGGED_FIRST or not count & (count - 1):
-            who = f"peer {peer.hex()}" if key else f"one of many strangers, {peer.hex()}"
-            _log.warning("bad message %s from %s (%d so far): %s", self._where, who, count, error)
+            whose = "of this peer" if key else "of all others"
+            _log.warning("bad %s from peer %s (%d %s so far): %s", self._what, peer.hex(), count, whose, error)

@@ -59,7 +59,8 @@ class BlobService:
         self._send = send
         self._same_host = same_host
         self._decoder: MessageDecoder[BulkToHub] = MessageDecoder(BulkToHub)
-        self._bad = BadMessages("on the bulk lane")
+        self._bad = BadMessages("message on the bulk lane")
+        self._bad_blobs = BadMessages("blob")
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="exchange blob checker")
         self._checks: set[asyncio.Task[None]] = set()
         self._waiting: defaultdict[str, list[_Waiter]] = defaultdict(list)
@@ -218,7 +219,8 @@ class BlobService:
         except (RefusedError, StorageError) as error:
             self._store.drop(blob)
             reason, detail = (error.reason, error.detail) if isinstance(error, RefusedError) else ("storage", str(error))
-            _log.warning("a blob was not kept: %s", error)
+            sender = next((waiter.peer for waiter in self._waiting.get(blob.id, ()) if isinstance(waiter.message, Put)), b"")
+            self._bad_blobs.add(sender, error)
             self._end_waiting(blob, reason, detail)
         else:
             self._counts["uploads"] += not blob.whole

@@ -183,6 +183,9 @@ class Members:
             detail = f"the members of this run are {', '.join(sorted(self._names))}, got name={hello.name!r}"
             return refused("unknown_member", detail)
         member = self._by_name.get(hello.name)
+        if member is not None and hello.observer and not member.observer:
+            detail = f"an observer takes no worker's name, also when that has left, got name={hello.name!r}: choose another"
+            return refused("duplicate_name", detail)
         if member is not None and member.peer != peer and self.state(member, now) in ("live", "suspect"):
             detail = (
                 f"a worker of this name is alive, got name={hello.name!r}: choose another name, or wait "

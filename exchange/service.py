@@ -86,7 +86,7 @@ class HubService:
         self._send = send
         self._send_data = send if send_data is None else send_data
         self._decoder = hub_decoder()
-        self._bad = BadMessages("to the hub")
+        self._bad = BadMessages("message to the hub")
         self._timer: asyncio.TimerHandle | None = None
         self._armed_to = 0.0
         self._closed = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -117,6 +118,9 @@ async def under_fire(hub: HubChild, count: int) -> None:
             assert hub.rss_bytes() - half_rss < GROWTH_BYTES
             assert len(hub.errors.read_text().splitlines()) < 300, "whoever sends garbage fills no disk"
         except BaseException as error:
+            # A hub that fails says why as it ends.
+            with suppress(subprocess.TimeoutExpired):
+                hub.process.wait(timeout=2)
             error.add_note(f"after {fire.sent} frames of FUZZ_SEED={SEED}; the hub said {hub.errors.read_text()[-2000:]}")
             raise
 

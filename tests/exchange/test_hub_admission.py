@@ -50,6 +50,15 @@ def test_only_members_and_observers_may_join() -> None:
     assert set(driver.hub.stats().workers) == {"alpha"}
 
 
+def test_an_observer_takes_no_workers_name_and_so_takes_nothing_along_when_it_leaves() -> None:
+    driver = two()
+    driver.publish(rewards_of("alpha", 1, "p"))
+    driver.ask("alpha", Bye())
+    assert refusal(driver.ask("spy", hello("alpha", observer=True))) == "duplicate_name"
+    assert rows(driver.ask("beta", gather())) == [1]
+    assert isinstance(driver.ask("alpha-2", hello("alpha")), Welcome)
+
+
 def test_a_living_name_is_not_taken_over_and_a_dead_one_is() -> None:
     driver = two(heartbeat_s=2.0)
     assert refusal(driver.ask("alpha-2", hello("alpha"))) == "duplicate_name"
