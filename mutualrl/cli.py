@@ -140,6 +140,18 @@ def align(
     run_align(read_text(text, file), (source, from_pattern), (target, to_pattern), as_json=as_json, svg=svg)
 
 
+@app.command()
+def keys(
+    directory: Annotated[Path, typer.Argument(help="Where to write them; made with mode 700 if it is not there.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Workers.")] = None,
+    observer: Annotated[list[str] | None, typer.Option(help="Who may only ask for statistics; may be given again.")] = None,
+) -> None:
+    """Make keys for an exchange across machines: one pair for each worker, and the hub's unless it is there."""
+    from mutualrl.keys import run_keys
+
+    run_keys(directory, names or [], observers=observer or [])
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         version()

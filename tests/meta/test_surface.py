@@ -24,6 +24,7 @@ COMMANDS = {
     "log": {"run", "--kind", "--agent", "--prompt", "--after", "--limit", "--json"},
     "compare": {"config", "overrides", "--rules", "--seeds", "--output-dir", "--require-gain"},
     "align": {"text", "--from", "--to", "--file", "--json", "--svg", "--from-pattern", "--to-pattern"},
+    "keys": {"directory", "names", "--observer"},
     "version": set(),
 }
 
