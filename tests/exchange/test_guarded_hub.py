@@ -265,6 +265,13 @@ async def test_the_hub_ends_with_its_guard(keys: Keys, lane: str, monkeypatch: p
                     await asyncio.Event().wait()
 
 
+async def test_the_key_of_the_proof_opens_nothing_afterwards(keys: Keys) -> None:
+    channel, _ = await guard.bind_guarded(LOOPBACK, keys.hub, credit_messages=4)
+    assert isinstance(channel, GuardedChannel)
+    assert set(channel.doorkeeper.admitted.values()) == {"worker:alpha", "worker:beta", "observer:watch"}
+    channel.close()
+
+
 async def test_without_a_guard_nobody_gets_in(keys: Keys) -> None:
     channel, endpoint = bind_channel(LOOPBACK, credit_messages=4, keys=keys.hub)
     assert isinstance(channel, GuardedChannel)
