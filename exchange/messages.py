@@ -72,6 +72,9 @@ __all__ = [
 ]
 
 MAX_DETAIL_CHARS = 1000
+# Beyond these a worker's numbers, counted on or summed up, could grow out of what msgpack can say.
+MAX_EPOCH = 2**32
+MAX_TOKENS = 2**40
 # Of a gather: a day.
 MAX_DEADLINE_S = 86400.0
 # Requests to peers that one worker may have open.
@@ -94,8 +97,8 @@ class Hello(Wire, frozen=True, kw_only=True, tag="hello"):
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
-        if self.first_seq < 1 or (self.epoch is not None and self.epoch < 0):
-            raise ValueError(f"sequence numbers count from 1, epochs from 0, got {self.first_seq}, {self.epoch}")
+        if self.first_seq < 1 or not 0 <= (self.epoch or 0) <= MAX_EPOCH:
+            raise ValueError(f"sequence numbers count from 1, epochs from 0 to 2^32, got {self.first_seq}, {self.epoch}")
 
 
 class Welcome(Wire, frozen=True, kw_only=True, tag="welcome"):
@@ -250,8 +253,8 @@ class Request(Wire, frozen=True, kw_only=True, tag="request"):
     received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 0:
-            raise ValueError(f"`tokens` must be >= 0, got tokens={self.tokens}")
+        if not 0 <= self.tokens <= MAX_TOKENS:
+            raise ValueError(f"`tokens` must be >= 0 and <= 2^40, got tokens={self.tokens}")
 
 
 class Deliver(Wire, frozen=True, kw_only=True, tag="deliver"):
@@ -273,8 +276,8 @@ class Reply(Wire, frozen=True, kw_only=True, tag="reply"):
     received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 0:
-            raise ValueError(f"`tokens` must be >= 0, got tokens={self.tokens}")
+        if not 0 <= self.tokens <= MAX_TOKENS:
+            raise ValueError(f"`tokens` must be >= 0 and <= 2^40, got tokens={self.tokens}")
 
 
 class Fail(Wire, frozen=True, kw_only=True, tag="fail"):

@@ -232,6 +232,20 @@ def test_a_hello_needs_a_name_of_sane_length() -> None:
             Hello(name=AgentName(name), run_id="r")
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"type": "hello", "name": "alpha", "run_id": "r", "epoch": 2**64 - 1},
+        {"type": "request", "id": 1, "to": "beta", "deadline_s": 1.0, "body": b"", "tokens": 2**64 - 1},
+        {"type": "reply", "asker": "beta", "id": 1, "body": b"", "tokens": 2**64 - 1},
+    ],
+    ids=["epoch", "asked tokens", "answered tokens"],
+)
+def test_numbers_that_would_grow_out_of_every_answer_are_no_message(hostile: dict[str, object]) -> None:
+    with pytest.raises(WireError, match=r"2\^32|2\^40"):
+        hub_decoder().decode(framed(msgspec.msgpack.encode(hostile)))
+
+
 def test_the_types_of_both_directions_are_apart() -> None:
     assert not set(ToHub.__args__) & set(ToWorker.__args__)
     assert Rows in ToWorker.__args__
