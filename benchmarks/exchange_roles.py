@@ -14,9 +14,13 @@ sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.absp
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import zmq
 import zmq.asyncio
 
@@ -45,17 +49,25 @@ async def obey(work: Work) -> None:
 
 
 async def hub(endpoint: str, directory: str) -> None:
-    """The exchange's hub; an empty directory means that it keeps records in memory alone. Answers its CPU seconds."""
+    """The exchange's hub; an empty directory means that it keeps records in memory alone.
+
+    "cpu": its CPU seconds. "batch": records that a commit has had on average.
+    """
     stop, ready = asyncio.Event(), asyncio.Event()
     config = exchange.HubConfig(run_id=RUN_ID, memory_bytes=128 << 20)
     where = Path(directory) if directory else None
     serving = asyncio.create_task(exchange.serve(endpoint, config, stop=stop, on_ready=lambda _: ready.set(), directory=where))
     await asyncio.wait((serving, asyncio.create_task(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
 
-    async def cpu_seconds(_: str) -> float:
-        return time.process_time()
+    async def tell(what: str) -> float:
+        if what == "cpu":
+            return time.process_time()
+        async with exchange.connect(endpoint, name="observer", run_id=RUN_ID, observer=True) as ex:
+            stats = await ex.stats()
+        assert stats.disk is not None
+        return stats.disk.records / max(stats.disk.commits, 1)
 
-    await obey(cpu_seconds)
+    await obey(tell)
     stop.set()
     await serving
 
@@ -181,8 +193,118 @@ async def relay_consumer(endpoint: str) -> None:
     await obey(take)
 
 
+async def disk(directory: str, tokens: str) -> None:
+    """Appends as many records as it is told, with an fdatasync for each batch; answers with its seconds."""
+    record = encode_record(group_of("publisher", int(tokens)))
+    fd = os.open(Path(directory) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def write(line: str) -> float:
+        count, batch = map(int, line.split())
+        os.ftruncate(fd, 0)
+        started = time.perf_counter()
+        for start in range(0, count, batch):
+            for _ in range(min(batch, count - start)):
+                os.writev(fd, [record.body, *record.frames])
+            os.fdatasync(fd)
+        return time.perf_counter() - started
+
+    await obey(write)
+
+
+async def ray_buffer(tokens: str) -> None:
+    """Hands as many records as it is told to an actor that buffers their arrays, 64 in flight; answers with its seconds."""
+    import logging
+
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    group = group_of("publisher", int(tokens))
+    arrays = [value for name in group.__struct_fields__ if isinstance(value := getattr(group, name), np.ndarray)]
+
+    @ray.remote(num_cpus=1)
+    class Kept:
+        def __init__(self) -> None:
+            self._kept: deque[list[npt.NDArray[Any]]] = deque(maxlen=500)
+
+        def append(self, arrays: list[npt.NDArray[Any]]) -> int:
+            self._kept.append(arrays)
+            return len(self._kept)
+
+    buffer = Kept.remote()  # type: ignore[attr-defined]  # ray adds it
+    ray.get(buffer.append.remote(arrays))
+
+    async def append(line: str) -> float:
+        started = time.perf_counter()
+        waiting: list[Any] = []
+        for _ in range(int(line)):
+            if len(waiting) >= IN_FLIGHT:
+                _, waiting = ray.wait(waiting, num_returns=1)
+            waiting.append(buffer.append.remote(arrays))
+        ray.get(waiting)
+        return time.perf_counter() - started
+
+    await obey(append)
+    ray.shutdown()
+
+
+async def blobs(endpoint: str, name: str, nbytes: str) -> None:
+    """ "send": random bytes to the hub, answers with what names them. "fetch BLOB", "memcpy": seconds. "loop BLOB S": fetches
+    for so long."""
+    data = np.random.default_rng(0).integers(0, 256, int(nbytes), np.uint8)
+    target = np.empty_like(data)
+    async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
+
+        async def work(line: str) -> object:
+            what, *arguments = line.split()
+            started = time.perf_counter()
+            if what == "send":
+                return (await ex.send_blob(data)).id
+            if what == "memcpy":
+                np.copyto(target, data)
+                return time.perf_counter() - started
+            ref = exchange.BlobRef(id=arguments[0], nbytes=int(nbytes))
+            if what == "fetch":
+                await ex.fetch_blob(ref)
+                return time.perf_counter() - started
+            while time.perf_counter() - started < float(arguments[1]):
+                await ex.fetch_blob(ref)
+            return "done"
+
+        await obey(work)
+
+
+async def heartbeats(endpoint: str, name: str) -> None:
+    """The 99th percentile in ms of as many round trips over the control lane as it is told, one every 5 ms."""
+    async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
+
+        async def beat(line: str) -> float:
+            trips = []
+            for _ in range(int(line)):
+                started = time.perf_counter()
+                await ex.stats()
+                trips.append(time.perf_counter() - started)
+                await asyncio.sleep(0.005)
+            return 1000 * float(np.percentile(trips, 99))
+
+        await obey(beat)
+
+
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    role.__name__: role for role in (hub, publisher, consumer, agent, idler, relay, relay_publisher, relay_consumer)
+    role.__name__: role
+    for role in (
+        agent,
+        blobs,
+        consumer,
+        disk,
+        heartbeats,
+        hub,
+        idler,
+        publisher,
+        ray_buffer,
+        relay,
+        relay_consumer,
+        relay_publisher,
+    )
 }
 
 if __name__ == "__main__":

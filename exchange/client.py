@@ -124,15 +124,18 @@ class Client:
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 await self._credits.acquire(nbytes)
-                try:
-                    answer = self._session.publish(record, durable=ack == "durable")
-                except BaseException:
+
+                def release() -> None:
+                    """Credit comes back with the answer, and not with the caller's patience."""
                     self._credits.release(nbytes)
+
+                try:
+                    answer = self._session.publish(record, durable=ack == "durable", on_end=release)
+                except BaseException:
+                    release()
                     raise
-                answer.add_done_callback(lambda _: self._credits.release(nbytes))
                 waits_for = "the hub's answer to a record"
-                # Shielded, as credit comes back with the answer and not with the caller's patience.
-                accepted = expect(Accepted, await asyncio.shield(answer))
+                accepted = expect(Accepted, await answer)
         except TimeoutError:
             raise self._timed_out(waits_for) from None
         return Receipt(seq=accepted.seq, cursor=accepted.cursor, duplicate=accepted.duplicate)

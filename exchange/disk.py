@@ -73,6 +73,7 @@ class DiskStore:
         claim_run(files, run_id)
         self._log = SegmentLog(files, self._settings.segment_bytes)
         self._counts = DiskStats()
+        self._commits = 0
         self._damaged_reads = 0
         self._wal_is_long = False
         state = index.state()
@@ -137,6 +138,7 @@ class DiskStore:
             if places:
                 self._log.rewind(places[0])
             raise
+        self._commits += 1
 
     def select(
         self, kinds: Iterable[Kind], prompt_ids: Iterable[PromptId] | None, after: Cursor, limit: int
@@ -234,6 +236,7 @@ class DiskStore:
         sizes, facts = tuple(self._log.sizes.values()), tuple(self._facts.values())
         return msgspec.structs.replace(
             self._counts,
+            commits=self._commits,
             nbytes=sum(sizes),
             segments=len(sizes),
             records=sum(each.records for each in facts),

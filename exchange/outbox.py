@@ -12,7 +12,7 @@ __all__ = ["Outbox", "Sender"]
 
 # Above this the transport gets what waits without the writer's turn: a worker that encodes many records in one go would
 # else keep the hub idle meanwhile.
-EAGER_BYTES = 64 << 10
+EAGER_BYTES = 256 << 10
 
 
 class Sender(Protocol):

@@ -29,7 +29,7 @@ __all__ = ["serve"]
 
 # Under a flood the socket is always readable; other tasks of the loop get a turn after so many.
 MULTIPARTS_PER_TURN = 16
-BYTES_PER_TURN = 128 << 10
+BYTES_PER_TURN = 512 << 10
 BLOBS = "blobs"
 # How long an ending hub waits for workers to take their leave.
 FAREWELL_S = 0.5

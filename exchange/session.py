@@ -75,6 +75,7 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     payload: Sequence[Buffer]
     sent_at: float
     answer: asyncio.Future[Answer]
+    on_end: Callable[[], None] | None = None
 
 
 class Session:
@@ -135,22 +136,34 @@ class Session:
         self._start(self._beat(welcome.heartbeat_s), "heartbeat")
         return welcome
 
-    def publish(self, record: Encoded, *, durable: bool = False) -> asyncio.Future[Answer]:
-        """Send one record under the next sequence number; as `request`."""
-        answer = self.request(Publish(seq=self._last_seq + 1, body=record.body, durable=durable), record.frames)
+    def publish(self, record: Encoded, *, durable: bool, on_end: Callable[[], None]) -> asyncio.Future[Answer]:
+        """Send one record under the next sequence number; as `request`.
+
+        on_end: called when the hub has answered or is lost, also where nobody waits for that any more.
+        """
+        message = Publish(seq=self._last_seq + 1, body=record.body, durable=durable)
+        answer = self._send(message, record.frames, on_end=on_end)
         self._last_seq += 1
         return answer
 
     def request(self, message: ToHub, payload: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
         """Send one message; the future gets its answer, or HubLostError. Cancelling the future drops the answer, and the
         hub is told where it may still be waiting to give it."""
+        answer, request_id = self._send(message, payload), self._last_id
+        answer.add_done_callback(lambda _: self._settle(request_id))
+        return answer
+
+    def _send(
+        self, message: ToHub, payload: Sequence[Buffer], *, on_end: Callable[[], None] | None = None
+    ) -> asyncio.Future[Answer]:
         self.check()
         request_id = self._last_id + 1
         frames = encode_message(self._counted(message), request_id, payload)
         self._last_id = request_id
         answer: asyncio.Future[Answer] = self._loop.create_future()
-        answer.add_done_callback(lambda _: self._settle(request_id))
-        self._pending[request_id] = _Pending(message=message, payload=payload, sent_at=self._loop.time(), answer=answer)
+        self._pending[request_id] = _Pending(
+            message=message, payload=payload, sent_at=self._loop.time(), answer=answer, on_end=on_end
+        )
         if self._joined:
             self._lane_of(message).put(frames)
         return answer
@@ -255,8 +268,10 @@ class Session:
                 self._fail(HubLostError(f"the hub at {self._endpoint!r} has ended"))
             case _:
                 self._count(incoming)
-                if pending is not None and not pending.answer.done():
-                    pending.answer.set_result(incoming)
+                if pending is not None:
+                    self._end(incoming.request_id, pending)
+                    if not pending.answer.done():
+                        pending.answer.set_result(incoming)
 
     def _say_hello(self) -> None:
         waiting = [item.message.seq for item in self._pending.values() if isinstance(item.message, Publish)]
@@ -340,11 +355,14 @@ class Session:
         self._told_bytes = self._received_bytes
         self._control.put(encode_message(self._counted(self._ping)))
 
+    def _end(self, request_id: int, pending: _Pending) -> None:
+        if pending.on_end is not None:
+            del self._pending[request_id]
+            pending.on_end()
+
     def _settle(self, request_id: int) -> None:
         pending = self._pending.pop(request_id)
-        if not pending.answer.cancelled():
-            pending.answer.exception()  # a failure nobody waits for any more is no news
-        elif self._joined and isinstance(pending.message, Gather | Lease | Request):
+        if pending.answer.cancelled() and self._joined and isinstance(pending.message, Gather | Lease | Request):
             self._lane_of(pending.message).put(encode_message(Cancel(request=request_id)))
 
     def check(self) -> None:
@@ -361,6 +379,8 @@ class Session:
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # close() before open() leaves nobody to read it
-        for pending in self._pending.values():
+        for request_id, pending in tuple(self._pending.items()):
+            self._end(request_id, pending)
             if not pending.answer.done():
                 pending.answer.set_exception(error)
+                pending.answer.exception()  # a failure nobody waits for any more is no news

@@ -65,17 +65,18 @@ class RecordStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on disk, and since the start: dropped_* by retention, of them forced_segments although still needed.
+    """What is on disk, and since the start: commits of groups of records; dropped_* by retention, of them forced_segments
+    although still needed; wal_alarms: how often the index's log has grown over its limit, as a reader kept it.
 
-    wal_alarms: how often the index's log has grown over its limit, as a reader kept it. Found at the start: reindexed
-    records that the index had not known, truncated_bytes of a write that a crash cut off, skipped_bytes of damaged
-    segments, lost records that the index knew and no segment has; damaged_index: moved there. damaged_reads: of records
-    that readers had to go on without.
+    Found at the start: reindexed records that the index had not known, truncated_bytes of a write that a crash cut off,
+    skipped_bytes of damaged segments, lost records that the index knew and no segment has; damaged_index: moved there.
+    damaged_reads: of records that readers had to go on without.
     """
 
     nbytes: int = 0
     segments: int = 0
     records: int = 0
+    commits: int = 0
     index_bytes: int = 0
     wal_bytes: int = 0
     wal_alarms: int = 0

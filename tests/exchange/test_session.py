@@ -70,14 +70,14 @@ async def session(hub: PlayedHub) -> AsyncIterator[Session]:
 
 async def test_a_hub_that_forgot_the_worker_gets_everything_unanswered_again(hub: PlayedHub, session: Session) -> None:
     record = encode_record(rewards_of("alpha", 1, "p"))
-    first, second, third = (session.publish(record) for _ in range(3))
+    first, second, third = (session.publish(record, durable=False, on_end=lambda: None) for _ in range(3))
     heard = [await hub.hears() for _ in range(3)]
     hub.answer(Accepted(seq=1, cursor=Cursor(1)), heard[0].request_id)
     await first
     hub.answer(Unknown())
     hub.answer(Unknown())
     assert (await hub.hears()).message == Hello(name=AgentName("alpha"), run_id="r", epoch=3, first_seq=2)
-    late = session.publish(record)
+    late = session.publish(record, durable=False, on_end=lambda: None)
     hub.answer(WELCOME)
     again = [await hub.hears() for _ in range(3)]
     assert [item.message.seq for item in again if isinstance(item.message, Publish)] == [2, 3, 4]
@@ -88,7 +88,7 @@ async def test_a_hub_that_forgot_the_worker_gets_everything_unanswered_again(hub
 
 
 async def test_answers_may_come_twice_and_to_nobody(hub: PlayedHub, session: Session) -> None:
-    answer = session.publish(encode_record(rewards_of("alpha", 1, "p")))
+    answer = session.publish(encode_record(rewards_of("alpha", 1, "p")), durable=False, on_end=lambda: None)
     request_id = (await hub.hears()).request_id
     for _ in range(2):
         hub.answer(Accepted(seq=1, cursor=Cursor(1)), request_id)
@@ -103,13 +103,13 @@ async def test_progress_is_sent_at_once(hub: PlayedHub, session: Session) -> Non
 
 
 async def test_a_hub_that_no_longer_wants_the_worker_ends_its_requests(hub: PlayedHub, session: Session) -> None:
-    answer = session.publish(encode_record(rewards_of("alpha", 1, "p")))
+    answer = session.publish(encode_record(rewards_of("alpha", 1, "p")), durable=False, on_end=lambda: None)
     hub.answer(Unknown())
     hub.answer(Refused(reason="duplicate_name", detail="another one is here"))
     with pytest.raises(HubLostError, match="another one is here"):
         await answer
     with pytest.raises(HubLostError, match="duplicate_name"):
-        session.publish(encode_record(rewards_of("alpha", 1, "p")))
+        session.publish(encode_record(rewards_of("alpha", 1, "p")), durable=False, on_end=lambda: None)
 
 
 async def test_leaving_waits_for_the_goodbye(hub: PlayedHub, session: Session) -> None:
@@ -127,7 +127,7 @@ async def test_a_silent_hub_is_lost(hub: PlayedHub) -> None:
     hub.answer(Welcome(epoch=0, credit_messages=1, credit_bytes=1, max_record_bytes=1, heartbeat_s=0.01))
     await session.open(timeout_s=5.0)
     with pytest.raises(HubLostError, match=r"no sign of life.*played://hub"):
-        await session.publish(encode_record(rewards_of("alpha", 1, "p")))
+        await session.publish(encode_record(rewards_of("alpha", 1, "p")), durable=False, on_end=lambda: None)
     await session.close()
 
 
