@@ -79,7 +79,8 @@ async def connect(
         if welcome.data_port is None:
             return None
         data = lane_endpoint(endpoint, "data", welcome.data_port)
-        return connect_channel(data, routing_id=routing_id, credit_messages=welcome.credit_messages, keys=keys)
+        credit_messages = welcome.credit_messages
+        return connect_channel(data, routing_id=routing_id, credit_messages=credit_messages, keys=keys, watched=True)
 
     async with open_client(
         link, hello, endpoint=endpoint, kinds=kinds, open_data=open_data, open_bulk=open_bulk, **timeouts

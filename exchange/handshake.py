@@ -1,11 +1,13 @@
-"""What the transport tells a worker of its first handshake with a hub.
+"""What the transport tells a worker of its connection to a hub.
 
-A connection that is turned away is otherwise silence: sends succeed and nothing arrives.
+One that is turned away is otherwise silence: sends succeed and nothing arrives. And one that breaks is mended behind the
+worker's back, without what was on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -22,19 +24,22 @@ EVENTS = int(
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
 )
 
 
 class Handshake:
-    """Watches one socket until its first handshake has succeeded, or will not. Closes what it watches with.
+    """Watches one socket's connection until `close`, or until its first handshake will not succeed.
 
-    done: ends with ConnectError when there is no use in waiting. keyed: whether the worker has keys.
+    done: ends with ConnectError when there is no use in waiting. keyed: whether the worker has keys. on_break: called when
+    a connection that stood has broken.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, *, keyed: bool) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, *, keyed: bool, on_break: Callable[[], None]) -> None:
         self._watched = socket
         self._endpoint = endpoint
         self._keyed = keyed
+        self._on_break = on_break
         self._broken_off = 0
         self._monitor = socket.get_monitor_socket(EVENTS)
         self._loop = asyncio.get_running_loop()
@@ -53,9 +58,16 @@ class Handshake:
             self._take(int(recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]))
 
     def _take(self, event: int) -> None:
+        if self.done.done():
+            if event == zmq.EVENT_DISCONNECTED:
+                self._on_break()
+            return
+        if event == zmq.EVENT_DISCONNECTED:
+            return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.done.set_result(None)
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._fail("does not know this key: is its public key in the hub's directory, and was the hub started after that?")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._broken_off < BROKEN_OFF - 1:
             self._broken_off += 1

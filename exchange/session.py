@@ -62,7 +62,9 @@ Answer = Incoming[ToWorker]
 class Link(Sender, Protocol):
     """What carries frames between one worker and the hub."""
 
-    async def receive(self) -> list[memoryview]: ...
+    async def receive(self) -> list[memoryview]:
+        """Wait for one multipart; without frames when what was on its way may be lost."""
+        ...
 
     def close(self) -> None: ...
 
@@ -223,7 +225,11 @@ class Session:
 
     async def _read(self, link: Link) -> None:
         while True:
-            for frames in messages_in(await link.receive()):
+            multipart = await link.receive()
+            if not multipart:
+                self._rejoin()
+                continue
+            for frames in messages_in(multipart):
                 try:
                     incoming = self._decoder.decode(frames)
                 except WireError as error:

@@ -66,6 +66,7 @@ class Channel:
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
+        self._broken = False
         self.handshake: Handshake | None = None
         self._fd = self.socket.FD
         self._loop.add_reader(self._fd, self._look)
@@ -73,7 +74,7 @@ class Channel:
     async def receive(self) -> list[memoryview]:
         """Wait for one message. Cancellation loses nothing: a message is taken whole or left in the socket.
 
-        Raises what the channel has failed with.
+        No frames: a watched connection has broken, and what was on its way is lost. Raises what the channel has failed with.
         """
         while (frames := self.receive_now()) is None:
             self._reader = self._loop.create_future()
@@ -88,6 +89,9 @@ class Channel:
         """One message that is there already, else None. Raises what the channel has failed with."""
         if self._failure is not None:
             raise self._failure
+        if self._broken:
+            self._broken = False
+            return []
         try:
             frame = self.socket.recv(NOW, copy=False)
         except zmq.Again:
@@ -131,15 +135,15 @@ class Channel:
         return self.send_now([peer, *frames])
 
     def watch_handshake(self, endpoint: str, *, keyed: bool) -> None:
-        """Fail with ConnectError when whoever listens turns this socket away; call it before connecting."""
-        self.handshake = Handshake(self.socket, endpoint, keyed=keyed)
+        """Fail with ConnectError when whoever listens turns this socket away, and tell readers when a connection breaks; call
+        it before connecting."""
+        self.handshake = Handshake(self.socket, endpoint, keyed=keyed, on_break=self._break)
         self.handshake.done.add_done_callback(self._shaken)
 
     def fail(self, error: BaseException) -> None:
         """Let whoever reads, now or later, end with this error."""
         self._failure = error
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._wake()
 
     def close(self) -> None:
         """Close the socket and its context at once."""
@@ -151,6 +155,14 @@ class Channel:
 
     def _first(self, frame: zmq.Frame) -> memoryview:
         return frame.buffer
+
+    def _break(self) -> None:
+        self._broken = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _shaken(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
@@ -173,7 +185,8 @@ def connect_channel(
     keys: WorkerKeys | None = None,
     watched: bool = False,
 ) -> Channel:
-    """A worker's DEALER. frame_bytes: the most that a frame may have. watched: fail when the first handshake does.
+    """A worker's DEALER. frame_bytes: the most that a frame may have. watched: fail when the first handshake does, and tell
+    when the connection breaks.
 
     Raises EndpointError for what is no address.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -122,3 +122,56 @@ async def test_leaving_does_not_overtake_what_was_published(held: type[Held]) ->
             asyncio.get_running_loop().call_later(0.1, held.open.set)
         await publishing
         assert len((await beta.gather(kinds={"rewards"}, agents={ALPHA})).rows) == 20
+
+
+@asynccontextmanager
+async def cuttable(port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
+    """A way to a port of this host, and how to cut all that goes through it."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(OSError):
+            while piece := await reader.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    def cut() -> None:
+        while writers:
+            writers.pop().transport.abort()
+
+    async with await asyncio.start_server(lead, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], cut
+
+
+@pytest.mark.parametrize("cut_lane", ["control", "data"])
+async def test_what_a_broken_connection_has_lost_is_sent_again(monkeypatch: pytest.MonkeyPatch, cut_lane: str) -> None:
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(serving())
+        control = int(endpoint.rpartition(":")[2])
+        ways = {"control": await stack.enter_async_context(cuttable(control))}
+        told_ports = {}
+
+        def detour(told: str, lane: str, port: int) -> str:
+            told_ports[lane] = port
+            return f"tcp://127.0.0.1:{ways[lane][0] if lane in ways else port}"
+
+        monkeypatch.setattr(connection, "lane_endpoint", detour)
+        async with exchange.connect(endpoint, name="probe", run_id="r"):
+            ways["data"] = await stack.enter_async_context(cuttable(told_ports["data"]))
+        through = f"tcp://127.0.0.1:{ways['control'][0]}"
+        async with exchange.connect(through, name="alpha", run_id="r") as alpha, asyncio.timeout(20):
+            for step in range(40):
+                publishing = asyncio.create_task(alpha.publish(a_rollout_group("alpha", step, "p", tokens=2000)))
+                if step % 10 == 5:
+                    await asyncio.sleep(0)
+                    ways[cut_lane][1]()
+                await publishing
+        async with exchange.connect(endpoint, name="beta", run_id="r") as beta:
+            got = await beta.gather(kinds={"rollouts"}, max_bytes=64 * MIB)
+            assert [row.experience.step for row in got.rows] == list(range(40))
