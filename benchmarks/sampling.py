@@ -9,6 +9,12 @@ log-probs of what they drew. `--json` gives one object per line.
 
 from __future__ import annotations
 
+import os
+import sys
+
+# Python puts a script's own folder first on the path, where `exchange` would be the benchmark of that name.
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]  # noqa: PTH100, PTH120
+
 import argparse
 import json
 import statistics

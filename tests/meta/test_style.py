@@ -73,6 +73,12 @@ def test_no_function_takes_too_many_parameters() -> None:
     assert {path: parameters for path, parameters in counts.items() if parameters > MOST_PARAMETERS} == {}
 
 
+def test_benchmarks_import_the_packages_whose_names_they_have() -> None:
+    scripts = [path for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__"]
+    mended = "path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))"
+    assert [where(path) for path in scripts if mended not in path.read_text(encoding="utf-8")] == []
+
+
 def test_every_module_says_by_its_name_what_is_in_it() -> None:
     assert [where(path) for path in ALL if path.stem in EMPTY_NAMES] == []
 
