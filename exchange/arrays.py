@@ -11,7 +11,8 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from exchange.errors import WireError
 
-__all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "own_small", "padding"]
+__all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "array_dtypes", "check_dtype", "own_small", "padding"]
 
 ARRAY_EXT = 1
 ALIGNMENT = 64
@@ -137,6 +138,35 @@ class ArrayReader:
         if value.dtype != wanted:
             raise WireError(f"an array of {wanted} was expected, got {value.dtype}")
         return value
+
+
+def array_dtypes(record: type[msgspec.Struct]) -> dict[str, np.dtype[Any]]:
+    """The dtypes of the fields that are arrays, or None. Raises ValueError for one whose dtype is not told, or cannot cross."""
+    dtypes = {}
+    for field in msgspec.structs.fields(record):
+        options = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
+        for declared in options:
+            if declared is np.ndarray or get_origin(declared) is np.ndarray:
+                dtypes[field.name] = _crossing_dtype(f"{record.__name__}.{field.name}", declared)
+    return dtypes
+
+
+def _crossing_dtype(name: str, declared: type) -> np.dtype[Any]:
+    try:
+        dtype = _declared_dtype(declared)
+    except (IndexError, TypeError):
+        dtype = None
+    if dtype not in _NAMES:
+        raise ValueError(f"`{name}` must declare a dtype that can cross, got {declared}: numpy.typing.NDArray[np.float32]")
+    return dtype
+
+
+def check_dtype(name: str, value: object, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError when this is no array of that dtype, in any byte order, and not None."""
+    got = value.dtype.newbyteorder("<") if isinstance(value, np.ndarray) else None
+    if got != dtype and value is not None:
+        told = type(value).__name__ if got is None else got
+        raise ValueError(f"`{name}` must be an array of {dtype}, got {name} of {told}: np.asarray({name}, np.{dtype})")
 
 
 @cache

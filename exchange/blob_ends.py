@@ -40,6 +40,8 @@ class MemorySource:
     """A buffer of the caller, not copied."""
 
     def __init__(self, data: bytes | bytearray | memoryview | npt.NDArray[Any]) -> None:
+        if isinstance(data, str):
+            raise TypeError(f"a blob is bytes, an array or a Path, got data={data[:80]!r}: pathlib.Path for a file")
         array = data if isinstance(data, np.ndarray) else np.asarray(memoryview(data))
         if not array.flags.c_contiguous:
             raise ValueError(

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal, Unpack, overload
+from typing import Literal, Unpack, cast, overload
 
 import msgspec
 import numpy as np
@@ -112,11 +112,11 @@ class Client:
     async def publish(self, experience: Experience, *, ack: Literal["accepted", "durable"] = "accepted") -> Receipt:
         """Hand one record to the hub; waits for credit and for the hub to have it: in memory, or on disk.
 
-        The arrays may be written to as soon as this is called. Raises ValueError for a type that was not registered,
-        RefusedError with the hub's reason, RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the record may
-        arrive or not.
+        The arrays may be written to as soon as this is called. Raises ValueError for a type that was not registered or an
+        array of another dtype than it declares, RefusedError with the hub's reason, RecordTooLargeError,
+        RequestTimeoutError, HubLostError. Cancelled, the record may arrive or not.
         """
-        self._kinds.check_registered(experience)
+        self._kinds.check(experience)
         record = encode_record(experience)
         nbytes = record.nbytes
         self._check_size(nbytes)
@@ -157,8 +157,8 @@ class Client:
         Raises ValueError for an unknown kind or a deadline_s above a day, RefusedError, RequestTimeoutError, HubLostError.
         Cancellation is safe.
         """
-        self._kinds.check_known(kinds)
         request = gather_message(kinds, after, **filters)
+        self._kinds.check_known(request.kinds)
         return await self._pull(
             msgspec.structs.replace(request, min_count=min_count, deadline_s=deadline_s, max_bytes=max_bytes), self._gathers
         )
@@ -182,8 +182,8 @@ class Client:
         max_bytes: fetched at a time. Up to 8 subscriptions of a client wait at once, more take turns. Raises ValueError
         for an unknown kind.
         """
-        self._kinds.check_known(kinds)
         request = gather_message(kinds, after, **filters)
+        self._kinds.check_known(request.kinds)
         request = msgspec.structs.replace(
             request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes, replay=True
         )
@@ -212,8 +212,8 @@ class Client:
         a worker published itself it gets only when `agents` names it. A row of a type that this client does not know goes
         to others. Raises ValueError, RefusedError, RequestTimeoutError, HubLostError. Cancellation is safe.
         """
-        self._kinds.check_known(kinds)
-        wanted = gather_message(kinds, agents=None if agents is None else map(AgentName, agents))
+        wanted = gather_message(kinds, agents=cast("Collection[AgentName] | None", agents))
+        self._kinds.check_known(wanted.kinds)
         lease = Lease(
             id=0,
             group=group,

@@ -100,6 +100,9 @@ async def open_client(
     **timeouts: Unpack[Timeouts],
 ) -> AsyncIterator[Client]:
     """A client over any link; closes the link in the end. open_*: a link to another lane of the hub, when it is needed."""
+    unknown = timeouts.keys() - Timeouts.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"timeouts are {', '.join(Timeouts.__annotations__)}, got {', '.join(sorted(unknown))}")
     request_timeout_s = timeouts.get("request_timeout_s", REQUEST_TIMEOUT_S)
     session = Session(link, hello, endpoint=endpoint, lost_after_s=request_timeout_s, open_data=open_data)
     client = Client(session, name=hello.name, kinds=kinds, request_timeout_s=request_timeout_s, open_bulk=open_bulk)

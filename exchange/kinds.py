@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Union
 
+from exchange.arrays import array_dtypes, check_dtype
 from exchange.types import AnyExperience, Experience, Kind, kind_of_tag
 from exchange.wire import StructDecoder
 
@@ -41,6 +42,7 @@ class Kinds:
         for kind in own:
             _check(kind)
         self._types = (*_SHIPPED, *own)
+        self._dtypes = {kind: array_dtypes(kind) for kind in self._types}
         tags = [str(kind.__struct_config__.tag) for kind in self._types]
         twice = sorted({tag for tag in tags if tags.count(tag) > 1})
         if twice:
@@ -62,12 +64,15 @@ class Kinds:
                 f"client that is given its type, connect(types=[...])"
             )
 
-    def check_registered(self, experience: Experience) -> None:
-        """Raise ValueError when an experience is of none of these types."""
-        if type(experience) not in self._types:
+    def check(self, experience: Experience) -> None:
+        """Raise ValueError when no reader could read this: it is of none of these types, or holds other arrays."""
+        dtypes = self._dtypes.get(type(experience))
+        if dtypes is None:
             raise ValueError(
                 f"only registered types can be published, got a {type(experience).__name__}: connect(types=[...]) with its type"
             )
+        for name, dtype in dtypes.items():
+            check_dtype(name, getattr(experience, name), dtype)
 
 
 def _check(kind: type[Experience]) -> None:

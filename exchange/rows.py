@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 from exchange.messages import Gather
 from exchange.types import START, AgentName, Cursor, Experience, Kind, PromptId, Version
 from exchange.wire import Buffer
 
 __all__ = ["Filters", "Gathered", "RawRow", "Receipt", "Row", "gather_message"]
+
+T = TypeVar("T")
 
 
 class Filters(TypedDict, total=False):
@@ -87,12 +89,14 @@ class Gathered:
 
 
 def gather_message(kinds: Collection[Kind], after: Cursor = START, **filters: Unpack[Filters]) -> Gather:
-    """The message that asks for these rows at once."""
-    prompt_ids, agents = filters.get("prompt_ids"), filters.get("agents")
+    """The message that asks for these rows at once. Raises TypeError for an unknown filter, ValueError for a bare string."""
+    unknown = filters.keys() - Filters.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"a filter is one of {', '.join(Filters.__annotations__)}, got {', '.join(sorted(unknown))}")
     return Gather(
-        kinds=tuple(kinds),
-        prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
-        agents=None if agents is None else tuple(agents),
+        kinds=_several("kinds", kinds) or (),
+        prompt_ids=_several("prompt_ids", filters.get("prompt_ids")),
+        agents=_several("agents", filters.get("agents")),
         after=after,
         min_step=filters.get("min_step"),
         max_step=filters.get("max_step"),
@@ -100,3 +104,9 @@ def gather_message(kinds: Collection[Kind], after: Cursor = START, **filters: Un
         max_lag=filters.get("max_lag"),
         latest_only=filters.get("latest_only", False),
     )
+
+
+def _several(name: str, given: Iterable[T] | None) -> tuple[T, ...] | None:
+    if isinstance(given, str):
+        raise ValueError(f"`{name}` must be a collection of them, got {name}={given!r}: {name}={{{given!r}}}")
+    return None if given is None else tuple(given)

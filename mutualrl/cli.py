@@ -68,7 +68,7 @@ def report(
 
 @app.command()
 def log(
-    run: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a run; it may be running.")],
+    run: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a run or hub; it may be running.")],
     kind: Annotated[list[str] | None, typer.Option(help="Only of this kind; may be given again, as the next two.")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="Only of this producer.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Only on the prompt with this id.")] = None,

@@ -132,12 +132,13 @@ def _utc(row: LoggedRow) -> str:
 
 def _open(run: Path) -> RecordLog:
     run_dir = RunDir(run)
-    if not run_dir.manifest.exists() and not run_dir.records.is_dir():
-        raise RunDirError(f"no run in {run}: give a directory that `mutualrl up` wrote")
-    if not run_dir.records.is_dir():
-        raise RunDirError(f"no records in {run}: the run was started with exchange.disk_bytes = 0, or its hub never began")
+    records = run_dir.records if run_dir.records.is_dir() else run
+    if records == run and not any(run.glob("*.seg")):
+        if run_dir.manifest.exists():
+            raise RunDirError(f"no records in {run}: the run was started with exchange.disk_bytes = 0, or its hub never began")
+        raise RunDirError(f"no run in {run}: give a directory that `mutualrl up` wrote, or that a hub of exchange.serve keeps")
     with _told(run):
-        return RecordLog(run_dir.records)
+        return RecordLog(records)
 
 
 @contextmanager

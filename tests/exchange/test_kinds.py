@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hub_answers import accepted, gather, refusal, rows, two
 
@@ -19,6 +21,12 @@ from exchange.wire import Encoded, encode_record
 
 def an_own_type(tag: Any, base: type = exchange.PromptExperience, **options: Any) -> Any:
     return msgspec.defstruct("Critique", [("text", str)], bases=(base,), frozen=True, kw_only=True, tag=tag, **options)
+
+
+def a_type_with(field: Any) -> Any:
+    return msgspec.defstruct(
+        "Scored", [("scores", field)], bases=(exchange.PromptExperience,), frozen=True, kw_only=True, tag="scored/1"
+    )
 
 
 def retagged(record: Encoded, **changes: object) -> Encoded:
@@ -46,6 +54,9 @@ def publish(driver: HubDriver, seq: int, record: Encoded) -> Any:
         ([an_own_type("critiques/1", base=msgspec.Struct)], r"derives from Experience"),
         ([exchange.RolloutGroup], r"another name"),
         (["critiques/1"], r"derives from Experience"),
+        ([a_type_with(np.ndarray)], r"`Scored.scores` must declare a dtype"),
+        ([a_type_with(npt.NDArray[Any])], r"`Scored.scores` must declare a dtype"),
+        ([a_type_with(npt.NDArray[np.str_] | None)], r"`Scored.scores` must declare a dtype"),
     ],
 )
 async def test_a_type_that_would_not_do_is_refused_with_what_to_do(own: Any, told: str) -> None:
@@ -54,6 +65,39 @@ async def test_a_type_that_would_not_do_is_refused_with_what_to_do(own: Any, tol
     async with exchange.memory() as hub:
         with pytest.raises(ValueError, match=told):
             hub.connect("alpha", types=own)
+
+
+@pytest.mark.parametrize("scores", [np.zeros(3), [0.0], np.zeros(3, ">f8"), np.zeros(3, np.int32)])
+async def test_what_no_reader_could_read_is_refused_where_it_is_published(scores: Any) -> None:
+    own = a_type_with(npt.NDArray[np.float32] | None)
+    async with exchange.memory() as hub, hub.connect("alpha", types=[own]) as alpha, hub.connect("beta", types=[own]) as beta:
+        about: Any = {"agent": "alpha", "step": 0, "version": exchange.Version(0, 0), "prompt_id": "p", "task": "t"}
+        with pytest.raises(ValueError, match=r"`scores` must be an array of float32, got scores of .*np.float32"):
+            await alpha.publish(own(scores=scores, **about))
+        for fine in (np.zeros(3, np.float32), np.zeros(3, ">f4"), None):
+            await alpha.publish(own(scores=fine, **about))
+        got = await beta.gather(kinds={"scored"}, min_count=3, deadline_s=5.0)
+    assert len(got.rows) == 3
+    assert not got.quarantined
+
+
+async def test_a_filter_or_timeout_that_does_not_exist_is_an_error_and_not_ignored() -> None:
+    unknown: Any = {"prompt_id": "p0"}
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha:
+        with pytest.raises(TypeError, match=r"one of prompt_ids, agents.*got prompt_id"):
+            await alpha.gather(kinds={"rewards"}, **unknown)
+        with pytest.raises(TypeError, match=r"got prompt_id"):
+            alpha.subscribe(kinds={"rewards"}, **unknown)
+        with pytest.raises(TypeError, match=r"timeouts are request_timeout_s, connect_timeout_s, got prompt_id"):
+            await hub.connect("beta", **unknown).__aenter__()
+
+
+@pytest.mark.parametrize("name", ["kinds", "agents", "prompt_ids"])
+async def test_a_bare_string_is_not_taken_for_its_letters(name: str) -> None:
+    asked: Any = {"kinds": {"rewards"}} | {name: "rewards"}
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha:
+        with pytest.raises(ValueError, match=rf"`{name}` must be a collection.*{name}={{'rewards'}}"):
+            await alpha.gather(**asked)
 
 
 def test_two_versions_of_an_own_kind_are_one_kind() -> None:

@@ -114,6 +114,10 @@ def test_whole_records_as_json_with_texts_as_strings(run: Path, log: Log) -> Non
     assert critique["record"]["words"] == ["too\\xff", "short"] and critique["record"]["type"] == "critiques/1"
 
 
+def test_the_directory_of_a_hub_will_do(run: Path, log: Log) -> None:
+    assert log(run / "records", "--json") == log(run, "--json")
+
+
 def test_directories_without_records_are_refused(run: Path, log: Log, tmp_path: Path) -> None:
     code, shown = log(tmp_path)
     assert code == exit_codes.BAD_CONFIG and "no run in" in shown
