@@ -6,12 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import exchange
 from exchange.disk import DiskStore
