@@ -1,7 +1,11 @@
 """What the documents show works: Python runs, TOML is a valid piece of a run file, links lead somewhere."""
 
+import ast
+import asyncio
+import inspect
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,6 +13,9 @@ import pytest
 
 from agents.config import TranslationConfig
 from agents.tasks.config import TaskConfig
+from exchange import BlobStats, GroupStats, HubConfig, HubStats
+from exchange.stats import DiskStats, WorkerStats
+from mutualrl.config import Exchange
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -35,6 +42,56 @@ def test_the_readmes_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = blocks(ROOT / "README.md", "python")
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
     assert "Critique(agent='alpha'" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_programs_on_the_exchange_run(capfd: pytest.CaptureFixture[str]) -> None:
+    programs = blocks(ROOT / "docs" / "exchange.md", "python")
+    assert len(programs) > 10
+    namespace: dict[str, object] = {"__name__": "exchange_document"}
+    for program in programs[:2]:
+        exec(compile(program, "exchange.md", "exec"), namespace)
+    assert capfd.readouterr().out == "two letters are missing\n1 on disk\n"
+    asyncio.run(typed_in(programs[2:], namespace))
+
+
+async def typed_in(programs: Sequence[str], namespace: dict[str, object]) -> None:
+    """Run pieces one after the other on one event loop, as `python -m asyncio` does."""
+    for program in programs:
+        code = compile(program, "exchange.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, namespace)
+        if inspect.iscoroutine(result):
+            await asyncio.wait_for(result, 30)
+
+
+def section(title: str) -> str:
+    _, _, behind = (ROOT / "docs" / "exchange.md").read_text().partition(f"\n## {title}\n")
+    return behind.partition("\n## ")[0]
+
+
+def test_every_guarantee_of_the_exchange_names_tests_that_exist() -> None:
+    _, *guarantees = section("What is guaranteed").strip().split("\n\n")
+    assert len(guarantees) > 12
+    for guarantee in guarantees:
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", guarantee)
+        assert tests, guarantee
+        for file, name in tests:
+            assert re.search(rf"^(async def|def|class) {name}\b", (ROOT / "tests" / file).read_text(), re.MULTILINE), name
+
+
+def test_every_counter_of_the_exchange_is_documented() -> None:
+    told = set(re.findall(r"\w+", section("Statistics")))
+    assert {*HubStats.__struct_fields__, *WorkerStats.__struct_fields__, *DiskStats.__struct_fields__} - told == {"run_id"}
+    assert {*GroupStats.__struct_fields__, *BlobStats.__struct_fields__} - told == {"kinds", "agents"}
+
+
+def test_every_setting_of_the_exchange_is_documented() -> None:
+    table = re.findall(r"^\| (.*?) \|", section("Settings"), re.MULTILINE)
+    assert {name for cell in table for name in re.findall(r"`(\w+)`", cell)} >= set(HubConfig.__struct_fields__)
+    (settings,) = blocks(ROOT / "docs" / "running.md", "toml")
+    documented = tomllib.loads(settings)["exchange"]
+    assert set(documented) == set(Exchange.__struct_fields__)
+    assert msgspec.convert(documented, Exchange) == Exchange()
 
 
 def test_the_programs_on_tokenalign_run() -> None:
