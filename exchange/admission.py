@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from exchange.arrays import own_small
+from exchange.arrays import OWN_BYTES
 from exchange.depth import check_depth
 from exchange.errors import RefusedError
 from exchange.kinds import is_tag
@@ -18,7 +18,7 @@ from exchange.members import Member
 from exchange.messages import Publish
 from exchange.store import Record
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version, kind_of_tag
-from exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, Encoded
+from exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, Buffer, Encoded
 
 __all__ = ["Admission"]
 
@@ -47,7 +47,7 @@ class Admission:
 
     def admit(self, member: Member, publish: Publish, payload: Sequence[memoryview], *, cursor: Cursor, now: float) -> Record:
         """The record to store at `cursor`. Raises RefusedError with the reason."""
-        nbytes = len(publish.body) + sum(frame.nbytes for frame in payload)
+        nbytes = len(publish.body) + sum(map(len, payload))
         if nbytes > self.max_record_bytes or len(publish.body) > MAX_BODY_BYTES:
             limits = f"{self.max_record_bytes} bytes here, {MAX_BODY_BYTES} beside its arrays"
             raise RefusedError("too_large", f"a record has at most {limits}, got {nbytes} and {len(publish.body)}")
@@ -62,7 +62,7 @@ class Admission:
             prompt_ids=experience.prompt_ids if experience.prompt_id is None else (experience.prompt_id,),
             step=experience.step,
             version=experience.version,
-            encoded=Encoded(body=publish.body, frames=tuple(map(own_small, payload))),
+            encoded=Encoded(body=publish.body, frames=tuple(map(_own, payload))),
             stored_at=now,
         )
 
@@ -99,3 +99,8 @@ def _check_origin(member: Member, experience: _Any) -> None:
     if version.epoch > member.epoch:
         detail = f"the epoch of {member.name!r} is {member.epoch}, got version.epoch={version.epoch} from the future"
         raise RefusedError("future", detail)
+
+
+def _own(frame: memoryview) -> Buffer:
+    """A frame as it came, which has a buffer of its own, unless it is small: that would pin many times its size."""
+    return bytes(frame) if len(frame) < OWN_BYTES else frame

@@ -125,7 +125,7 @@ class Router:
             self._jobs[key].request_id = request_id
             self.accounts.duplicate(member.name)
             return []
-        nbytes = len(request.body) + sum(frame.nbytes for frame in payload)
+        nbytes = len(request.body) + sum(map(len, payload))
         kind = kind_of_tag(tag_of(request.body) or "")
         refusal = self._refusal(member, request, kind, nbytes, now)
         if refusal is not None:
@@ -156,7 +156,7 @@ class Router:
         job = self._job_of(member, (reply.asker, reply.id))
         if job is None:
             return [settled]
-        nbytes = len(reply.body) + sum(frame.nbytes for frame in payload)
+        nbytes = len(reply.body) + sum(map(len, payload))
         key = (reply.asker, reply.id)
         if len(reply.body) > MAX_BODY_BYTES or nbytes > self._max_record_bytes:
             detail = f"an answer has at most {self._max_record_bytes} bytes, got {nbytes} from {member.name!r}"
@@ -289,5 +289,5 @@ class Router:
 
 
 def _to(member: Member, message: ToWorker, request_id: int, payload: Sequence[Buffer] = ()) -> Outgoing:
-    member.sent_bytes += sum(memoryview(frame).nbytes for frame in payload)
+    member.sent_bytes += sum(map(len, payload))
     return Outgoing(peer=member.peer, message=message, request_id=request_id, payload=payload)

@@ -144,7 +144,7 @@ class Selector:
             tally.delivered_bytes += record.encoded.nbytes
         lags = [self._members[record.agent].lag(record.version) for record in records]
         rows, payload = _pack(records, lags, now)
-        member.sent_bytes += sum(memoryview(frame).nbytes for frame in payload)
+        member.sent_bytes += sum(map(len, payload))
         return rows, payload
 
     def nothing_yet(self, gather: Gather) -> Rows:

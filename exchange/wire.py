@@ -100,7 +100,7 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        return len(self.body) + sum(memoryview(frame).nbytes for frame in self.frames)
+        return len(self.body) + sum(map(len, self.frames))
 
 
 def encode_message(message: msgspec.Struct, request_id: int = 0, payload: Sequence[Buffer] = ()) -> list[Buffer]:
@@ -111,7 +111,7 @@ def encode_message(message: msgspec.Struct, request_id: int = 0, payload: Sequen
             f"the header of a message must have at most {MAX_HEADER_BYTES} bytes, got {len(header)} for "
             f"{type(message).__name__}: send fewer prompt ids, or shorter prompts"
         )
-    nbytes = sum(memoryview(frame).nbytes for frame in payload)
+    nbytes = sum(map(len, payload))
     fixed = _FIXED.pack(MAGIC, MAJOR, MINOR, 0, len(payload), len(header), nbytes, request_id, zlib.crc32(header))
     return [fixed + header, *payload]
 
@@ -146,10 +146,10 @@ def messages_in(multipart: Sequence[memoryview]) -> Iterator[Sequence[memoryview
     while at < heads.nbytes or index < len(multipart) or not at:
         end, behind = heads.nbytes, len(multipart)
         count += 1
-        known = count <= JOINED_FRAMES and heads[at : at + 4] == MAGIC
-        if known and _FIXED.size <= end - at and end <= MAX_HEADS_BYTES:
-            _, _, _, _, frames, header_len, _, _, _ = _FIXED.unpack_from(heads, at)
-            end, behind = at + _FIXED.size + header_len, index + frames
+        if count <= JOINED_FRAMES and _FIXED.size <= end - at and end <= MAX_HEADS_BYTES:
+            magic, _, _, _, frames, header_len, _, _, _ = _FIXED.unpack_from(heads, at)
+            if magic == MAGIC:
+                end, behind = at + _FIXED.size + header_len, index + frames
         yield (heads[at:end], *multipart[index:behind])
         if at == end:
             return
@@ -176,7 +176,7 @@ class MessageDecoder(Generic[M]):
             raise WireError(f"frames do not match the fixed header, got {len(payload)} payload frames for {count}")
         if header_len > MAX_HEADER_BYTES or payload_len > MAX_PAYLOAD_BYTES:
             raise WireError(f"message too large, got header={header_len} bytes, payload={payload_len} bytes")
-        if payload_len != sum(frame.nbytes for frame in payload):
+        if payload_len != sum(map(len, payload)):
             raise WireError(f"payload does not have its stated size, got payload={payload_len} bytes")
         header = bytes(head[_FIXED.size :])
         if zlib.crc32(header) != crc:
