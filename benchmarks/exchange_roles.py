@@ -26,7 +26,7 @@ import zmq.asyncio
 
 import exchange
 from exchange.testing import a_rollout_group
-from exchange.types import AgentName, Cursor, RolloutGroup
+from exchange.types import AgentName, RolloutGroup
 from exchange.wire import encode_record
 
 IN_FLIGHT = 64
@@ -91,35 +91,25 @@ async def _publish(ex: exchange.Client, group: RolloutGroup, count: int, ack: st
 
 
 async def consumer(endpoint: str, name: str) -> None:
-    """Gathers as many rows as it is told."""
+    """Takes as many rows from a subscription as it is told."""
     async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
-        await obey(_Gatherer(ex, None).take)
+        rows = ex.subscribe(kinds={"rollouts"})
+        await obey(lambda line: _take(rows, int(line)))
 
 
-class _Gatherer:
-    """Gathers from where it stands."""
-
-    def __init__(self, ex: exchange.Client, agents: set[str] | None) -> None:
-        self._ex = ex
-        self._agents = agents
-        self._cursor = Cursor(0)
-
-    async def take(self, line: str) -> str:
-        taken, count = 0, int(line)
-        while taken < count:
-            agents = None if self._agents is None else set(map(AgentName, self._agents))
-            got = await self._ex.gather(kinds={"rollouts"}, agents=agents, after=self._cursor, min_count=1, deadline_s=10.0)
-            taken, self._cursor = taken + len(got.rows), got.cursor
-        return "done"
+async def _take(rows: exchange.Subscription, count: int) -> str:
+    for _ in range(count):
+        await anext(rows)
+    return "done"
 
 
 async def agent(endpoint: str, name: str, peer: str, tokens: str) -> None:
-    """Publishes and gathers from one peer at the same time; an empty peer: publishes only; 0 tokens: gathers only."""
+    """Publishes and subscribes to one peer at the same time; an empty peer: publishes only; 0 tokens: subscribes only."""
     async with exchange.connect(endpoint, name=name, run_id=RUN_ID) as ex:
-        gatherer = _Gatherer(ex, {peer})
+        rows = ex.subscribe(kinds={"rollouts"}, agents={AgentName(peer)})
 
         async def both(line: str) -> str:
-            work: list[Awaitable[str]] = [gatherer.take(line)] if peer else []
+            work: list[Awaitable[str]] = [_take(rows, int(line))] if peer else []
             if int(tokens):
                 work.append(_publish(ex, group_of(name, int(tokens)), int(line), "accepted"))
             await asyncio.gather(*work)

@@ -46,7 +46,7 @@ from exchange.messages import (
     Rows,
     Settled,
 )
-from exchange.reading import RowReader
+from exchange.reading import RowReader, RowsAnswer
 from exchange.requests import PeerRequest, R, reply_type
 from exchange.rows import Filters, Gathered, Receipt, Row, gather_message
 from exchange.serving import Handlers, Serving
@@ -159,9 +159,8 @@ class Client:
         """
         request = gather_message(kinds, after, **filters)
         self._kinds.check_known(request.kinds)
-        return await self._pull(
-            msgspec.structs.replace(request, min_count=min_count, deadline_s=deadline_s, max_bytes=max_bytes), self._gathers
-        )
+        request = msgspec.structs.replace(request, min_count=min_count, deadline_s=deadline_s, max_bytes=max_bytes)
+        return (await self._ask_rows(request, self._gathers)).read()
 
     def subscribe(
         self,
@@ -179,15 +178,15 @@ class Client:
 
         after: START is the oldest that the hub still has, in memory or on its disk; `(await ex.stats()).cursor` is now.
         name: of a consumer of this worker whose cursor the hub keeps; without `after` it goes on behind its last `commit`.
-        max_bytes: fetched at a time. Up to 8 subscriptions of a client wait at once, more take turns. Raises ValueError
-        for an unknown kind.
+        max_bytes: fetched at a time; two such answers are held. Up to 8 subscriptions of a client wait at once, more take
+        turns. Raises ValueError for an unknown kind.
         """
         request = gather_message(kinds, after, **filters)
         self._kinds.check_known(request.kinds)
         request = msgspec.structs.replace(
             request, consumer=name, min_count=1, deadline_s=POLL_S, max_bytes=max_bytes, replay=True
         )
-        return Subscription(request, pull=lambda gather: self._pull(gather, self._polls), commit=self._commit)
+        return Subscription(request, ask=lambda gather: self._ask_rows(gather, self._polls), commit=self._commit)
 
     def lease(
         self,
@@ -339,20 +338,10 @@ class Client:
         finally:
             await self._blobs.close()
 
-    async def _pull(self, request: Gather, slots: asyncio.Semaphore) -> Gathered:
+    async def _ask_rows(self, request: Gather, slots: asyncio.Semaphore) -> RowsAnswer:
         async with slots:
             answer = await self._ask(request, "rows", request.deadline_s + self._request_timeout_s)
-        rows = expect(Rows, answer)
-        read, quarantined = self._reader.read(rows.rows, answer.payload)
-        return Gathered(
-            rows=read,
-            cursor=rows.cursor,
-            more=rows.more,
-            newest=rows.newest,
-            evicted_to=rows.evicted_to,
-            gap_to=rows.gap_to,
-            quarantined=quarantined,
-        )
+        return RowsAnswer(rows=expect(Rows, answer), payload=answer.payload, reader=self._reader)
 
     async def _commit(self, consumer: str, cursor: Cursor) -> Cursor:
         commit = Commit(consumer=consumer, cursor=cursor)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from exchange.arrays import own_small
 from exchange.errors import WireError
 from exchange.kinds import Kinds
-from exchange.messages import RowHeader
-from exchange.rows import RawRow, Row
+from exchange.messages import RowHeader, Rows
+from exchange.rows import Gathered, RawRow, Row
 from exchange.types import AgentName
 from exchange.wire import tag_of
 
@@ -21,6 +22,28 @@ _log = logging.getLogger(__name__)
 # Tags that are counted apart, as peers choose them.
 MAX_TAGS = 64
 OTHER_TAGS = "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsAnswer:
+    """One answer to a gather as it came."""
+
+    rows: Rows
+    payload: Sequence[memoryview]
+    reader: RowReader
+
+    def read(self) -> Gathered:
+        """Its rows. Raises WireError when the answer itself is not whole."""
+        read, quarantined = self.reader.read(self.rows.rows, self.payload)
+        return Gathered(
+            rows=read,
+            cursor=self.rows.cursor,
+            more=self.rows.more,
+            newest=self.rows.newest,
+            evicted_to=self.rows.evicted_to,
+            gap_to=self.rows.gap_to,
+            quarantined=quarantined,
+        )
 
 
 class RowReader:

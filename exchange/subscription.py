@@ -1,19 +1,22 @@
 """Rows as they come: replay, then live tail, by one gather after the other.
 
-A subscription pulls when what it got is used up, so a slow reader holds one answer here and nothing at the hub, and one
-that is left has nothing to undo.
+A subscription asks for the next rows as soon as some have come, so that they are on their way while these are used. A slow
+reader holds two answers here and nothing at the hub.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
 import msgspec
 
 from exchange.errors import GapError
 from exchange.messages import Gather
-from exchange.rows import Gathered, RawRow, Row
+from exchange.reading import RowsAnswer
+from exchange.rows import RawRow, Row
 from exchange.types import Cursor
 
 __all__ = ["Subscription"]
@@ -34,11 +37,12 @@ class Subscription:
         self,
         gather: Gather,
         *,
-        pull: Callable[[Gather], Awaitable[Gathered]],
+        ask: Callable[[Gather], Coroutine[Any, Any, RowsAnswer]],
         commit: Callable[[str, Cursor], Awaitable[Cursor]],
     ) -> None:
+        self._ahead: asyncio.Task[RowsAnswer] | None = None
         self._gather = gather
-        self._pull = pull
+        self._ask = ask
         self._commit = commit
         self._rows: deque[Row] = deque()
         self.quarantined: deque[RawRow] = deque(maxlen=QUARANTINED_ROWS)
@@ -70,7 +74,11 @@ class Subscription:
 
     async def _refill(self) -> None:
         after = self._behind
-        got = await self._pull(msgspec.structs.replace(self._gather, after=after))
+        asked, self._ahead = self._ahead or self._ask_behind(after), None
+        answer = await asked
+        if answer.rows.rows:
+            self._ahead = self._ask_behind(answer.rows.cursor)
+        got = answer.read()
         self._rows.extend(got.rows)
         self._set_aside(got.quarantined)
         self._behind = got.cursor
@@ -78,6 +86,16 @@ class Subscription:
             self.cursor = got.cursor
         if got.gap_to:
             raise GapError(after, got.gap_to)
+
+    def _ask_behind(self, after: Cursor) -> asyncio.Task[RowsAnswer]:
+        asked = asyncio.create_task(self._ask(msgspec.structs.replace(self._gather, after=after)))
+        asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # it may be that nobody comes for it
+        return asked
+
+    def __del__(self) -> None:
+        # Left before its end: what it asked for is no longer wanted.
+        if self._ahead is not None and not self._ahead.get_loop().is_closed():
+            self._ahead.cancel()
 
     def _set_aside(self, rows: Iterable[RawRow]) -> None:
         self.quarantined.extend(rows)

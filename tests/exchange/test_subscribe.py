@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import hypothesis.strategies as st
 import pytest
@@ -13,8 +13,9 @@ from hypothesis import given, settings
 
 import exchange
 from exchange.errors import GapError
-from exchange.messages import Cancel, Commit, Committed, Gather, Ping, Rows
-from exchange.rows import Gathered, Row
+from exchange.messages import Cancel, Commit, Committed, Gather, Ping, RowHeader, Rows
+from exchange.reading import RowReader, RowsAnswer
+from exchange.rows import RawRow, Row
 from exchange.subscription import Subscription
 from exchange.testing import FakeClock, HubDriver, a_rollout_group, a_success, rewards_of
 from exchange.types import Cursor
@@ -145,23 +146,41 @@ def test_a_reader_gets_every_row_once_or_is_told_up_to_where_some_are_gone(scrip
     assert set(range(start, published + 1)) <= seen | told
 
 
-def scripted(answers: list[Gathered]) -> tuple[Subscription, list[int]]:
+class Known(RowReader):
+    """Reads the rows that it was given."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._known = rows
+
+    def read(self, headers: Iterable[RowHeader], payload: Sequence[memoryview]) -> tuple[list[Row], tuple[RawRow, ...]]:
+        return self._known, ()
+
+
+def scripted(answers: list[RowsAnswer]) -> tuple[Subscription, list[int]]:
+    """A subscription that gets these answers, and then none; and from where it has asked."""
     asked: list[int] = []
 
-    async def pull(request: Gather) -> Gathered:
+    async def ask(request: Gather) -> RowsAnswer:
         asked.append(request.after)
         await asyncio.sleep(0)
+        if not answers:
+            await asyncio.Event().wait()
         return answers.pop(0)
 
     async def commit(consumer: str, cursor: Cursor) -> Cursor:
         return cursor
 
-    return Subscription(Gather(kinds=("rewards",), after=Cursor(4), consumer="c"), pull=pull, commit=commit), asked
+    return Subscription(Gather(kinds=("rewards",), after=Cursor(4), consumer="c"), ask=ask, commit=commit), asked
 
 
-def part(*cursors: int, cursor: int, gap: int = 0) -> Gathered:
+def part(*cursors: int, cursor: int, gap: int = 0) -> RowsAnswer:
     found = [Row(experience=rewards_of("alpha", n, "p"), cursor=Cursor(n), age_s=0.0, lag=0) for n in cursors]
-    return Gathered(rows=found, cursor=Cursor(cursor), more=False, newest={}, evicted_to=Cursor(0), gap_to=Cursor(gap))
+    headers = tuple(
+        RowHeader(cursor=row.cursor, age_s=0, lag=0, body=b"", frame=0, offset=0, nbytes=0, first_large=0, large=0)
+        for row in found
+    )
+    rows = Rows(rows=headers, cursor=Cursor(cursor), more=False, newest={}, evicted_to=Cursor(0), gap_to=Cursor(gap))
+    return RowsAnswer(rows=rows, payload=(), reader=Known(found))
 
 
 async def test_the_cursor_stands_behind_what_was_handed_out() -> None:
@@ -170,7 +189,7 @@ async def test_the_cursor_stands_behind_what_was_handed_out() -> None:
     for _ in range(3):
         await anext(subscription)
         stands.append(subscription.cursor)
-    assert stands == [4, 8, 12, 13] and asked == [4, 7, 12]
+    assert stands == [4, 8, 12, 13] and asked[:3] == [4, 7, 12]
     assert await subscription.commit() == 13
 
 
@@ -186,16 +205,53 @@ async def test_a_gap_ends_the_loop_and_the_next_loop_goes_on_behind_it() -> None
         seen.append(row.cursor)
         if row.cursor == 51:
             break
-    assert seen == [5, 50, 51] and asked == [4, 5, 50]
+    assert seen == [5, 50, 51] and asked[:3] == [4, 5, 50]
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
     subscription, asked = scripted([part(5, cursor=5), part(6, cursor=6)])
     waiting = asyncio.create_task(anext(subscription))
-    await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait((waiting,))
-    assert (await anext(subscription)).cursor == 5 and asked == [4, 4]
+    assert (await anext(subscription)).cursor == 5 and asked[:2] == [4, 4]
+
+
+async def test_a_cancelled_wait_for_what_is_on_its_way_loses_nothing() -> None:
+    subscription, asked = scripted([part(5, cursor=5)])
+    await anext(subscription)
+    waiting = asyncio.create_task(anext(subscription))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    waiting = asyncio.create_task(anext(subscription))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asked == [4, 5, 5]
+    waiting.cancel()
+
+
+async def test_the_next_rows_are_on_their_way_while_these_are_used() -> None:
+    subscription, asked = scripted([part(5, 6, cursor=6), part(7, cursor=7)])
+    await anext(subscription)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asked == [4, 6]
+    assert [(await anext(subscription)).cursor for _ in range(2)] == [6, 7]
+
+
+async def test_a_subscription_that_is_dropped_asks_for_nothing_more() -> None:
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha, hub.connect("beta") as beta:
+        await alpha.publish(rewards_of("alpha", 1, "p"))
+        subscription = beta.subscribe(kinds={"rewards"})
+        await anext(subscription)
+        while not (await beta.stats()).waiting_gathers:
+            pass
+        del subscription
+        await asyncio.sleep(0)
+        assert (await beta.stats()).waiting_gathers == 0
 
 
 async def test_only_a_named_consumer_commits() -> None:
