@@ -3,11 +3,13 @@
     async with exchange.connect("ipc:///…/hub", name="alpha", run_id="r1", types=[Critique]) as ex:
         await ex.publish(experience)
         got = await ex.gather(kinds={"successes"}, prompt_ids=ids, after=cursor)
+        async for row in ex.subscribe(kinds={"critiques"}, name="judge"): ...
+        async with ex.lease(group="judges", kinds={"critiques"}) as batch: ...
         ref = await ex.send_blob(weights)
         scored = await ex.request(ScoreRequest(...), to="beta", timeout_s=30.0)
 
 `types` are kinds of experience of one's own (exchange/kinds.py), beside the four that come with the package. `serve` runs the
-hub of a run, `memory` one inside this process with the same client.
+hub of a run, `memory` one inside this process with the same client. docs/exchange.md says what is guaranteed.
 """
 
 from exchange.client import Client

@@ -228,9 +228,9 @@ class Client:
         return leasing(calls, lease)
 
     async def dead_letters(self, group: str) -> tuple[DeadLetter, ...]:
-        """The latest records that a group has given up, oldest first; they stay where they were, for a gather.
+        """The latest 128 records that a group has given up, oldest first; they stay where they were, for a gather.
 
-        Raises RefusedError for a group of which nobody has leased anything.
+        Raises RefusedError ("unknown_group") when nobody has leased of it, RequestTimeoutError, HubLostError.
         """
         ask = AskDeadLetters(group=group)
         return expect(DeadLetters, await self._ask(ask, "dead letters", self._request_timeout_s)).letters
@@ -241,7 +241,8 @@ class Client:
         Up to 16 of a client's requests are open at once, more wait here. Raises RequestFailedError when the peer's handler
         raised; RefusedError with reason "deadline", "gone" (the peer left, died or stopped serving), "not_serving" (also
         shortly after the hub restarted), "not_allowed" (by the run's topology), "busy", "too_large", "malformed" (not as
-        the peer knows the type); RecordTooLargeError, RequestTimeoutError, HubLostError. Cancelled, the peer is told.
+        the peer knows the type), "invalid" (timeout_s above an hour); RecordTooLargeError, HubLostError, WireError for an
+        answer that is not of its type. RequestTimeoutError: the hub said nothing in time. Cancelled, the peer is told.
         """
         record = encode_record(message)
         self._check_size(record.nbytes)
@@ -282,7 +283,7 @@ class Client:
         handlers: coroutine functions from the question to its answer; at most `concurrency` run at a time. A handler runs
         once for a request, is cancelled when nobody waits for it any more, and what it raises is told to the asker.
         Leaving the block cancels what runs; its askers are told. Raises ValueError for no handlers or when this client
-        serves already, RefusedError, HubLostError.
+        serves already, RefusedError ("too_many": 32 types), RequestTimeoutError, HubLostError.
         """
         if self._serving is not None:
             raise ValueError(f"{self.name!r} serves already: give one `serve` all handlers")
@@ -299,11 +300,12 @@ class Client:
             await serving.stop()
 
     async def progress(self, *, step: int, version: Version) -> None:
-        """Tell how far this worker is, now and with every heartbeat; raises its newest known version. Does not wait."""
+        """Tell how far this worker is, now and with every heartbeat; moves its newest known version up. Does not wait for
+        the hub. Raises HubLostError."""
         self._session.tell_progress(step, version)
 
     async def stats(self) -> HubStats:
-        """What the hub has counted so far."""
+        """What the hub has counted so far. Raises RequestTimeoutError, HubLostError."""
         return expect(HubStats, await self._ask(AskStats(), "statistics", self._request_timeout_s))
 
     async def send_blob(self, data: BlobData) -> BlobRef:

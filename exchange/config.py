@@ -10,12 +10,14 @@ Edges = frozenset[tuple[str, str, str]]
 
 
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hub. members: names that may join, None for any. edges: allowed (learner, teacher, kind), None for all.
+    """A hub. run_id: workers of another are refused. members: names that may join, None for any. edges: allowed (learner,
+    teacher, kind), for requests (asker, server, kind), None for all; experience of the kind "prompts" always crosses.
 
-    memory_bytes: records kept, each with about 1 KB more than its bytes and 0.4 KB for every prompt id; the oldest go first.
-    credit_*: what a worker may have published and not answered, and (bytes) been sent and not read. max_age_s: records older
-    than this go; None keeps them. disk_bytes: of records in the hub's directory, where it has one; the oldest go first, in
-    whole segments. blob_bytes: of blobs, on disk in any case; the least recently used go first.
+    memory_bytes: records kept, each with 750 bytes more than its own and 360 for every prompt id; the oldest go first.
+    credit_*: what a worker may have published without an answer, and (bytes) been sent and not read. heartbeat_s: how often
+    workers give a sign of life; gone after three that are missing. max_age_s: records older than this go; None keeps them.
+    disk_bytes: of records in the hub's directory, where it has one; the oldest go first, in whole segments. blob_bytes: of
+    blobs, on disk in any case; the least recently used go first.
     """
 
     run_id: str

@@ -47,8 +47,10 @@ async def connect(
     keys: Path | WorkerKeys | None = None,
     **timeouts: Unpack[Timeouts],
 ) -> AsyncIterator[Client]:
-    """A client of the hub at `endpoint`; leaving the block waits for the hub to have everything, and says Bye.
+    """A client of the hub at `endpoint`; waits for its WELCOME, also where the hub has yet to start.
 
+    Leaving the block, also by cancellation, waits for the hub to have everything (not for its disk: that is what
+    `ack="durable"` is for) and says Bye; a hub that says nothing for a second is left. run_id: as the hub's.
     types: kinds of experience of the project's own that are published or read here. observer: may only ask for statistics.
     identity, first_seq: for a worker that outlives its process. With the `new_routing_id()` that it keeps on disk it comes
     back as the same incarnation, in the same epoch; numbered from the first record that was not acknowledged, whatever it

@@ -47,7 +47,8 @@ Lane = Literal["data", "bulk"]
 def private_ipc_dir() -> Path:
     """Make a directory `mrl-<8 hex>`, mode 0700, in $XDG_RUNTIME_DIR or the temporary directory (/tmp if too long).
 
-    Older ones of this user beside it, whose hub was killed before it could tidy up, are removed.
+    A hub leaves the directory there, so remove it when the hub has ended. Those of this user beside it
+    that are an hour old and have no hub any more are removed. Raises OSError.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     name = f"{_PREFIX}{secrets.token_hex(4)}"

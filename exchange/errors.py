@@ -24,7 +24,7 @@ class ConnectError(ExchangeError, ConnectionError):
 
 
 class HubLostError(ExchangeError, ConnectionError):
-    """The hub went silent or closed, and did not come back within the deadline."""
+    """The hub has ended, or went silent and did not come back in time. The client is of no more use: connect again."""
 
 
 class RequestTimeoutError(ExchangeError, TimeoutError):

@@ -29,7 +29,7 @@ UNREAD_ANSWERS = 4096
 
 
 class MemoryHub:
-    """A hub on the running event loop."""
+    """A hub on the running event loop; `memory` makes it, and ends it when its block ends."""
 
     def __init__(self, config: HubConfig, *, clock: Callable[[], float]) -> None:
         self._config = config
@@ -49,7 +49,7 @@ class MemoryHub:
         observer: bool = False,
         **timeouts: Unpack[Timeouts],
     ) -> AbstractAsyncContextManager[Client]:
-        """As exchange.connect; run_id: the hub's own unless given."""
+        """As exchange.connect, always as a new incarnation; run_id: the hub's own unless given."""
         run_id = self._config.run_id if run_id is None else run_id
         peer = new_routing_id()
         return open_client(
@@ -62,6 +62,7 @@ class MemoryHub:
         )
 
     def stats(self) -> HubStats:
+        """What the hub has counted so far."""
         return self._hub.stats()
 
     def tick(self) -> None:
@@ -121,7 +122,12 @@ class _MemoryLink:
 
 @asynccontextmanager
 async def memory(config: HubConfig | None = None, *, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[MemoryHub]:
-    """A hub inside this process; `hub.connect(name)` gives the same client as `exchange.connect`."""
+    """A hub inside this process; `hub.connect(name)` gives the same client as `exchange.connect`.
+
+    It has no disk: a durable record is refused ("not_durable"). clock: monotonic seconds, by which ages, leases and
+    deadlines are counted; on one that is no real clock `hub.tick()` answers what is due. Clients are to be left first: the
+    end of the block tells those that are there that the hub has ended.
+    """
     hub = MemoryHub(HubConfig(run_id="memory") if config is None else config, clock=clock)
     try:
         yield hub

@@ -18,9 +18,9 @@ T = TypeVar("T")
 class Filters(TypedDict, total=False):
     """Filters of a gather; one that is left out or None does not filter.
 
-    agents: producers; without it all but the asker itself. steps: the producer's, inclusive. max_age_s: by the hub's
-    clock. max_lag: in versions behind the producer's newest known one; rows of an earlier epoch never pass it.
-    latest_only: of the rows that fit the others, only each producer's newest of a kind on a prompt.
+    agents: producers; without it all but the asker itself. *_step: the producer's, inclusive. max_age_s: seconds since the
+    hub stored it, by its clock. max_lag: in versions behind the producer's newest known one; rows of an earlier epoch never
+    pass it. latest_only: of the rows that fit the others, only each producer's newest of a kind on a prompt.
     """
 
     prompt_ids: Iterable[PromptId] | None
@@ -34,7 +34,8 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The hub has the record. duplicate: it had it before. cursor: where, 0 if that is forgotten."""
+    """The hub has the record. seq: its number among those of this incarnation, from 1 (or first_seq). duplicate: the hub
+    had it before. cursor: where, 0 if that is forgotten."""
 
     seq: int
     cursor: Cursor
@@ -43,7 +44,8 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One record. age_s: since the hub stored it, by its clock. lag: None when of an earlier epoch of its producer."""
+    """One record. age_s: seconds since the hub stored it, by its clock, when it was sent. lag: in versions behind the
+    producer's newest, None when of an earlier epoch of it."""
 
     experience: Experience
     cursor: Cursor

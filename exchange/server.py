@@ -50,12 +50,14 @@ async def serve(
 ) -> HubStats:
     """Serve one run's exchange until `stop` is set; returns the final statistics.
 
+    Then, as after cancellation, the workers are told, and what was admitted is on disk or was refused when this ends.
+
     endpoint: ipc:// in a private directory, or tcp:// on loopback (port 0 takes a free one); with keys, tcp:// on any
     interface. keys: whose holders alone may connect, each under its own name. on_ready: called with the real endpoint once
     workers can connect. directory: where records are kept over the hub's death; a hub that is started again on it takes up its
     records and its workers.
-    Raises EndpointError, StorageError for a directory that another hub or run holds, and GuardError when keys do not keep
-    strangers out, or fail. Cancellation leaves nothing bound.
+    Raises EndpointError, StorageError for a directory that is damaged or that another hub or run holds, and GuardError when
+    keys do not keep strangers out, or fail. Cancellation leaves nothing bound.
     """
     check_endpoint(endpoint, keyed=keys is not None)
     with ExitStack() as resources:

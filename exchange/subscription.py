@@ -54,8 +54,8 @@ class Subscription:
     async def __anext__(self) -> Row:
         """The next row; waits for it as long as it takes. Cancelled, it loses nothing.
 
-        Raises GapError when rows that would have come may be gone; the next call goes on behind them. Otherwise as
-        Client.gather.
+        Raises GapError when rows that would have come may be gone; the next call goes on behind them. RefusedError with
+        reason "storage" when the disk cannot be read; otherwise as Client.gather.
         """
         while not self._rows:
             await self._refill()
@@ -66,7 +66,9 @@ class Subscription:
     async def commit(self) -> Cursor:
         """Tell the hub that this named consumer is done with every row that it was handed; returns where it stands.
 
-        The next subscription under the same name begins there. Raises ValueError without a name.
+        Waits for the hub's disk where it has one. The next subscription under the same name begins there. Cancelled, it may
+        stand there or not. Raises ValueError without a name; RefusedError with reason "too_many" (64 names of a worker) or
+        "storage"; RequestTimeoutError, HubLostError.
         """
         if self._gather.consumer is None:
             raise ValueError("only a named consumer has a cursor at the hub, got name=None: subscribe(name=...)")

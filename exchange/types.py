@@ -67,8 +67,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every kind carries. agent: the producer. step: the producer's step at sampling. version: of the policy that
-    sampled, fixed before generation began."""
+    """What every kind carries. agent: the producer, by its own name. step: the producer's step at sampling, from 0.
+    version: of the policy that sampled, fixed before generation began; its epoch is the client's."""
 
     agent: AgentName
     step: int
@@ -113,7 +113,7 @@ class VerifiedSuccesses(PromptExperience, frozen=True, kw_only=True, tag="succes
 
     texts: uint8 [S]; text_lengths: int32 [C] in bytes. token_ends: int32 [M], byte offset behind every content token of
     the source's own tokenization, counted from 0 within each text (the end-of-sequence token is left out);
-    token_counts: int32 [C]. tokenizer: fingerprint of the source.
+    token_counts: int32 [C]. rewards: float32 [C], the source's. tokenizer: fingerprint of the source.
     """
 
     texts: npt.NDArray[np.uint8]
