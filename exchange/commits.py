@@ -59,6 +59,7 @@ class Commits:
         self._telling: dict[ConsumerKey, _Told] = {}
         self._told: dict[ConsumerKey, _Told] = {}
         self.leases = LeaseCommits()
+        self._bytes_of: Counter[bytes] = Counter()
         self.waiting_bytes = 0
         self.committed = 0
         self.failed = 0
@@ -87,10 +88,15 @@ class Commits:
         """The disk is so far behind that answers wait for it."""
         return self.waiting_bytes > self._limit_bytes
 
+    def over_credit(self, peer: bytes) -> bool:
+        """Whether a worker has more waiting than one that keeps to its credit: as much unanswered behind what was."""
+        return self._bytes_of[peer] > 2 * self._limit_bytes
+
     def add(self, record: Record, *, peer: bytes, seq: int, waiter: int | None) -> None:
         """Queue a record; `waiter` is the request to answer when it is on disk."""
         publication = Publication(record=record, peer=peer, seq=seq, waiters=[] if waiter is None else [waiter])
         self._waiting[peer, seq] = publication
+        self._bytes_of[peer] += record.encoded.nbytes
         self.waiting_bytes += record.encoded.nbytes
 
     def join(self, peer: bytes, seq: int, waiter: int) -> bool:
@@ -140,7 +146,10 @@ class Commits:
 
     def _answer(self, message: _Answer) -> list[Outgoing]:
         group, self._written = self._written.values(), {}
-        self.waiting_bytes -= sum(publication.record.encoded.nbytes for publication in group)
+        for publication in group:
+            self._bytes_of[publication.peer] -= publication.record.encoded.nbytes
+            self.waiting_bytes -= publication.record.encoded.nbytes
+        self._bytes_of = +self._bytes_of
         return [
             Outgoing(peer=publication.peer, message=message(publication), request_id=waiter)
             for publication in group

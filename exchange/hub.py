@@ -377,8 +377,9 @@ class Hub:
         try:
             if publish.durable and self.commits is None:
                 raise RefusedError("not_durable", "this hub keeps records in memory alone, got durable=True")
-            if not member.seen.fits(publish.seq):
-                raise RefusedError("window", f"sequence numbers must stay within the credit, got seq={publish.seq}")
+            over_credit = self.commits is not None and self.commits.over_credit(member.peer)
+            if over_credit or not member.seen.fits(publish.seq):
+                raise RefusedError("window", f"a worker keeps within its credit, got seq={publish.seq} beyond it")
             record = self._admission.admit(member, publish, payload, cursor=cursor, now=now)
         except RefusedError as error:
             member.tally.refused[error.reason] += 1

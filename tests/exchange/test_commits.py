@@ -218,3 +218,14 @@ def test_every_request_is_answered_exactly_once(steps: list[str]) -> None:
     asked = sum(step in ("send", "again", "accepted") for step in steps)
     assert len(answers) == len({answer.request_id for answer in answers}) == asked
     assert driver.hub.commits.waiting_bytes == 0
+
+
+def test_a_worker_that_ignores_its_credit_cannot_fill_the_hub_while_the_disk_is_behind() -> None:
+    driver = DurableDriver(HubConfig(run_id="r", credit_bytes=1 << 16))
+    record = a_rollout_group("alpha", 0, "p", tokens=500)
+    answers = [answer for seq in range(1, 100) for answer in driver.send(record, seq)]
+    refusals = [out.message for out in answers if isinstance(out.message, Refused)]
+    assert refusals and {each.reason for each in refusals} == {"window"}
+    assert driver.hub.commits is not None and driver.hub.commits.waiting_bytes < 4 << 16
+    driver.commit()
+    assert not any(isinstance(out.message, Refused) for out in driver.send(record, 99)), "the same number again is no duplicate"
