@@ -9,15 +9,25 @@ from exchange.types import AgentName
 
 __all__ = ["Accounts"]
 
+# Kinds that are counted apart, as workers choose them.
+MAX_KINDS = 64
+OTHER_KINDS = "…"
+
 
 class Accounts:
-    """Counts by asker, server and kind. late_replies: answers whose request was over."""
+    """Counts by asker, server and kind; kinds beyond 64 together. late_replies: answers whose request was over."""
 
     def __init__(self) -> None:
         self._pairs: defaultdict[tuple[AgentName, AgentName, str], PairTally] = defaultdict(PairTally)
         self._refused: defaultdict[AgentName, Counter[str]] = defaultdict(Counter)
         self._duplicates: Counter[AgentName] = Counter()
+        self._kinds: set[str] = set()
         self.late_replies = 0
+
+    def _pair(self, asker: AgentName, server: AgentName, kind: str) -> PairTally:
+        if len(self._kinds) < MAX_KINDS:
+            self._kinds.add(kind)
+        return self._pairs[asker, server, kind if kind in self._kinds else OTHER_KINDS]
 
     def refuse(self, asker: AgentName, reason: str) -> None:
         self._refused[asker][reason] += 1
@@ -26,19 +36,19 @@ class Accounts:
         self._duplicates[asker] += 1
 
     def ask(self, asker: AgentName, server: AgentName, kind: str, nbytes: int, tokens: int) -> None:
-        pair = self._pairs[asker, server, kind]
+        pair = self._pair(asker, server, kind)
         pair.asked += 1
         pair.asked_bytes += nbytes
         pair.asked_tokens += tokens
 
     def answer(self, asker: AgentName, server: AgentName, kind: str, nbytes: int, tokens: int) -> None:
-        pair = self._pairs[asker, server, kind]
+        pair = self._pair(asker, server, kind)
         pair.answered += 1
         pair.served_bytes += nbytes
         pair.served_tokens += tokens
 
     def end(self, asker: AgentName, server: AgentName, kind: str, reason: str) -> None:
-        self._pairs[asker, server, kind].unanswered[reason] += 1
+        self._pair(asker, server, kind).unanswered[reason] += 1
 
     def stats(self) -> dict[AgentName, AskerStats]:
         pairs: defaultdict[AgentName, defaultdict[AgentName, dict[str, PairStats]]] = defaultdict(lambda: defaultdict(dict))

@@ -10,20 +10,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from exchange.arrays import OWN_BYTES
+from exchange.arrays import OWN_BYTES, plausible
 from exchange.depth import check_depth
 from exchange.errors import RefusedError
 from exchange.kinds import is_tag
 from exchange.members import Member
+from exchange.message_base import MAX_KINDS
 from exchange.messages import Publish
 from exchange.store import Record
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version, kind_of_tag
 from exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, Buffer, Encoded
 
 __all__ = ["Admission"]
-
-# What the hub counts by kind must not grow with what workers make up.
-MAX_KINDS = 64
 
 
 class _Any(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +40,7 @@ class Admission:
 
     def __init__(self, *, memory_bytes: int) -> None:
         self.max_record_bytes = min(MAX_RECORD_BYTES, memory_bytes // 2)
+        self._memory_bytes = memory_bytes
         self._decoder = msgspec.msgpack.Decoder(_Any)
         self._kinds: set[Kind] = set()
 
@@ -51,11 +50,13 @@ class Admission:
         if nbytes > self.max_record_bytes or len(publish.body) > MAX_BODY_BYTES:
             limits = f"{self.max_record_bytes} bytes here, {MAX_BODY_BYTES} beside its arrays"
             raise RefusedError("too_large", f"a record has at most {limits}, got {nbytes} and {len(publish.body)}")
+        if not plausible(payload):
+            raise RefusedError("malformed", f"only large arrays have frames of their own, got {len(payload)} of {nbytes} bytes")
         experience = self._decode(publish.body)
         _check_origin(member, experience)
         kind = kind_of_tag(experience.type)
         self._count_kind(kind)
-        return Record(
+        record = Record(
             cursor=cursor,
             kind=kind,
             agent=experience.agent,
@@ -65,6 +66,10 @@ class Admission:
             encoded=Encoded(body=publish.body, frames=tuple(map(_own, payload))),
             stored_at=now,
         )
+        if record.cost_bytes > self._memory_bytes:
+            detail = f"a hub of memory_bytes={self._memory_bytes} cannot hold {len(record.prompt_ids)} prompts in one record"
+            raise RefusedError("too_large", f"{detail}: publish fewer at a time, or raise it")
+        return record
 
     def _decode(self, body: bytes) -> _Any:
         try:

@@ -20,7 +20,17 @@ import numpy.typing as npt
 
 from exchange.errors import WireError
 
-__all__ = ["ALIGNMENT", "OWN_BYTES", "ArrayReader", "ArrayWriter", "array_dtypes", "check_dtype", "own_small", "padding"]
+__all__ = [
+    "ALIGNMENT",
+    "OWN_BYTES",
+    "ArrayReader",
+    "ArrayWriter",
+    "array_dtypes",
+    "check_dtype",
+    "own_small",
+    "padding",
+    "plausible",
+]
 
 ARRAY_EXT = 1
 ALIGNMENT = 64
@@ -48,6 +58,12 @@ def own_small(frame: memoryview) -> bytes | memoryview:
     """The frame, or a copy where it would pin a receive buffer many times its size."""
     small = frame.nbytes < OWN_BYTES or frame.nbytes < memoryview(frame.obj).nbytes // 2
     return bytes(frame) if small else frame
+
+
+def plausible(frames: Sequence[memoryview]) -> bool:
+    """Whether an ArrayWriter may have made these frames. Others could be so many that they cost more than their bytes, and
+    more than an answer has room for."""
+    return all(frame.nbytes >= OWN_FRAME_BYTES for frame in frames[1:])
 
 
 class ArrayWriter:

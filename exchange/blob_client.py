@@ -183,7 +183,8 @@ class BlobClient:
             return
         try:
             for offset in range(0, ref.nbytes if source.nbytes == ref.nbytes else 0, AT_ONCE_BYTES):
-                yield await self._in_thread(target.fill, source, offset, AT_ONCE_BYTES)
+                # No more than the blob has: the file may be another that grows.
+                yield await self._in_thread(target.fill, source, offset, min(AT_ONCE_BYTES, ref.nbytes - offset))
         except StorageError as error:
             _log.warning("a blob is fetched from the hub, as its file cannot be read: %s", error)
         finally:

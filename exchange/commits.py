@@ -107,7 +107,7 @@ class Commits:
         return publication is not None
 
     def tell(self, key: ConsumerKey, cursor: Cursor, *, peer: bytes, waiter: int) -> bool:
-        """Queue how far a consumer is; False when too many wait for that already."""
+        """Queue how far a consumer is, never less than it was; False when too many wait for that already."""
         told = self._telling.setdefault(key, _Told(cursor))
         told.cursor = max(told.cursor, cursor)
         if len(told.waiters) < MAX_TELLING:

@@ -48,7 +48,7 @@ from exchange.router import Router
 from exchange.selection import Selector
 from exchange.stats import BlobStats, DiskStats, HubStats
 from exchange.store import FIRST_CURSOR, MemoryStore, Record
-from exchange.types import AgentName, Cursor, Kind
+from exchange.types import START, AgentName, Cursor, Kind
 from exchange.wire import Buffer, Incoming, Outgoing
 
 __all__ = ["Hub"]
@@ -336,7 +336,9 @@ class Hub:
         key = (member.name, commit.consumer)
         answer: Committed | Refused | None = self._consumers.refusal(member.name, commit, self._store.newest)
         if answer is None and self.commits is not None:
-            if self.commits.tell(key, commit.cursor, peer=member.peer, waiter=request_id):
+            # What goes to the disk next must not be less than a group that is on its way there, or was.
+            cursor = max(commit.cursor, self._consumers.of(key), self.commits.told.get(key, START))
+            if self.commits.tell(key, cursor, peer=member.peer, waiter=request_id):
                 return []
             answer = refused("too_many", f"too many commits of one consumer have no answer, got one more: {commit.consumer!r}")
         message = answer or Committed(cursor=self._consumers.tell(key, commit.cursor))

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from exchange.errors import CorruptIndexError, StorageError
+from exchange.files import told
 from exchange.index_rows import Change, ConsumerCursor, IndexedRecord, IndexState, SegmentFacts
 from exchange.members import Incarnation
 from exchange.segments import Place
@@ -191,9 +192,10 @@ class Index:
         return not busy
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes of the database and of its write-ahead log."""
+        """Bytes of the database and of its write-ahead log. Raises StorageError when they are gone."""
         wal = self._path.with_name(self._path.name + "-wal")
-        return self._path.stat().st_size, wal.stat().st_size if wal.exists() else 0
+        with told(self._path):
+            return self._path.stat().st_size, wal.stat().st_size if wal.exists() else 0
 
     def close(self) -> None:
         with self._reading:

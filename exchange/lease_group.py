@@ -196,10 +196,10 @@ class Group:
         for held in self._returned.values():
             held.unreadable.pop(worker, None)
 
-    def again_at(self, worker: AgentName) -> float:
-        """When this worker is next offered a record that it could not read."""
+    def again_at(self, worker: AgentName, after: float) -> float:
+        """When, behind `after`, this worker is next offered a record that it could not read."""
         waits = (held.unreadable[worker].again_at for held in self._returned.values() if worker in held.unreadable)
-        return min(waits, default=float("inf"))
+        return min((again_at for again_at in waits if again_at > after), default=float("inf"))
 
     def looked(self, missing: Missing, to: Cursor, found: Collection[Cursor]) -> None:
         """From the missing record of a line to `to` there are these records and no others."""

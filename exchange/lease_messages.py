@@ -6,10 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from exchange.message_base import RowHeader, Wire, check_name
+from exchange.message_base import MAX_DETAIL_CHARS, RowHeader, Wire, check_kinds, check_name
 from exchange.types import AgentName, Cursor, Kind
 
 __all__ = [
+    "MAX_HELD",
     "MAX_LEASE_S",
     "AskDeadLetters",
     "DeadLetter",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 MAX_LEASE_S = 86400.0
+# Records that one worker may hold, in all groups; their bytes are bounded by its credit.
+MAX_HELD = 256
 
 # What a worker says of a record that it holds: settled; to be tried again; never looked at; of a type unknown to it.
 Outcome = Literal["done", "failed", "returned", "unsupported"]
@@ -35,14 +38,14 @@ class Lease(Wire, frozen=True, kw_only=True, tag="lease"):
     group, kinds, agents: the first Lease of a group says which records it shares; agents: producers, None means all (but
     nobody gets what it published itself). lease_s: how long it holds without a Renew, on the hub's clock. max_bytes: of
     the answer, but at least one record. received_bytes: as in Gather.
-    Example: Lease(id=4711, group="judges", kinds=("rollouts",), count=4, lease_s=30.0, deadline_s=10.0).
+    Example: Lease(id=4711, group="judges", kinds=frozenset({"rollouts"}), count=4, lease_s=30.0, deadline_s=10.0).
     """
 
     id: int
     group: str
-    kinds: tuple[Kind, ...]
+    kinds: frozenset[Kind]
     lease_s: float
-    agents: tuple[AgentName, ...] | None = None
+    agents: frozenset[AgentName] | None = None
     count: int = 1
     deadline_s: float = 0.0
     max_bytes: int = 8 << 20
@@ -50,6 +53,7 @@ class Lease(Wire, frozen=True, kw_only=True, tag="lease"):
 
     def __post_init__(self) -> None:
         check_name("group", self.group)
+        check_kinds(self.kinds)
         if not 0 < self.lease_s <= MAX_LEASE_S:
             raise ValueError(f"`lease_s` must be > 0 and <= {MAX_LEASE_S:g} seconds, a day, got lease_s={self.lease_s}")
         if not 0 <= self.deadline_s <= MAX_LEASE_S:
@@ -89,6 +93,14 @@ class Release(Wire, frozen=True, kw_only=True, tag="release"):
     cursors: tuple[Cursor, ...]
     outcome: Outcome
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        # The hub remembers what it was told. The character more is that of a text that was cut.
+        if len(self.cursors) > MAX_HELD or len(self.detail) > MAX_DETAIL_CHARS + 1:
+            raise ValueError(
+                f"a word has at most {MAX_HELD} `cursors` and {MAX_DETAIL_CHARS} characters of `detail`, got "
+                f"{len(self.cursors)} and {len(self.detail)}"
+            )
 
 
 class AskDeadLetters(Wire, frozen=True, kw_only=True, tag="ask_dead_letters"):

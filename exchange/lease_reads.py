@@ -42,7 +42,7 @@ class LeaseReads:
         if self._reading is not None or not self._missing:
             return None
         self._reading = _, missing = self._missing.pop(next(iter(self._missing)))
-        gather = Gather(kinds=(missing.kind,), agents=(missing.agent,), after=Cursor(missing.cursor - 1))
+        gather = Gather(kinds=frozenset({missing.kind}), agents=frozenset({missing.agent}), after=Cursor(missing.cursor - 1))
         matcher = Matcher(learner=missing.agent, gather=gather, edges=None, newest={}, now=0.0)
         return Reading(matcher=matcher, to=self._store.newest)
 

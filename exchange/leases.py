@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from exchange.lease_group import Group, Held
-from exchange.lease_messages import AskDeadLetters, DeadLetters, Lease, Leased, Release, Renew
+from exchange.lease_messages import MAX_HELD, AskDeadLetters, DeadLetters, Lease, Leased, Release, Renew
 from exchange.lease_reads import LeaseReads
 from exchange.members import GONE_HEARTBEATS, Member
 from exchange.messages import Refused, Settled, refused
@@ -29,8 +29,6 @@ __all__ = ["Leases"]
 
 MAX_GROUPS = 64
 MAX_WAITING = 16
-# Records that one worker may hold, in all groups; their bytes are bounded by its credit.
-MAX_HELD = 256
 # What became of so many leases is remembered, for a word that comes again after a break, or too late.
 REMEMBERED = 4096
 
@@ -76,15 +74,16 @@ class Leases:
         self._gone_after_s = GONE_HEARTBEATS * heartbeat_s
         self._groups: dict[str, Group] = {}
         self._open: dict[_Key, _Open] = {}
-        self._waiting: dict[tuple[bytes, int], _Asked] = {}
+        self._waiting: dict[_Key, _Asked] = {}
         self._said: OrderedDict[tuple[AgentName, Release], None] = OrderedDict()
         self._ended: OrderedDict[_Key, str] = OrderedDict()
         self._durable = durable
         self.reads = LeaseReads(store)
         # The hub has said farewell: its workers leave because of it.
         self.closing = False
-        # Something has changed for those who wait.
+        # Something has changed for those who wait. looked_at: when they were last looked at.
         self._woken = False
+        self._looked_at = float("-inf")
 
     def handle(
         self, member: Member, message: Lease | Renew | Release | AskDeadLetters, request_id: int, now: float
@@ -102,7 +101,7 @@ class Leases:
         return [Outgoing(peer=member.peer, message=answer, request_id=request_id)]
 
     def _ask(self, member: Member, lease: Lease, request_id: int, now: float) -> list[Outgoing]:
-        """Have a request wait. One whose lease is open already is answered again."""
+        """Have a request wait, in place of an earlier one for the same lease. One whose lease is open is answered again."""
         member.received_bytes = lease.received_bytes
         self._expire(now)
         mine = self._open.get((member.name, lease.id))
@@ -114,7 +113,7 @@ class Leases:
             group = refused("too_many", f"a worker may wait for {MAX_WAITING} leases, got one more from {member.name!r}")
         if isinstance(group, Refused):
             return [Outgoing(peer=member.peer, message=group, request_id=request_id)]
-        self._waiting[member.peer, request_id] = _Asked(
+        self._waiting[member.name, lease.id] = _Asked(
             group=group, member=member, lease=lease, request_id=request_id, deadline=now + lease.deadline_s
         )
         self._woken = True
@@ -157,7 +156,9 @@ class Leases:
 
     def cancel(self, peer: bytes, request_id: int) -> None:
         """The worker waits no longer; a lease that it was sent meanwhile is given back."""
-        self._waiting.pop((peer, request_id), None)
+        for key, asked in tuple(self._waiting.items()):
+            if (asked.member.peer, asked.request_id) == (peer, request_id):
+                del self._waiting[key]
         unseen = [key for key, lease in self._open.items() if (lease.peer, lease.request_id) == (peer, request_id)]
         self._give_back(unseen, "its request was cancelled")
 
@@ -197,7 +198,7 @@ class Leases:
         """Answer the requests for which there is something since the last call, in the order in which they came."""
         if not self._woken:
             return []
-        self._woken = False
+        self._woken, self._looked_at = False, now
         answers = []
         for key, asked in list(self._waiting.items()):
             answer = self._hand_out(asked, now)
@@ -218,7 +219,7 @@ class Leases:
     def next_deadline(self) -> float | None:
         ends = (min(lease.expires_at, lease.member.heard_at + self._gone_after_s) for lease in self._open.values())
         waits = (
-            min(asked.deadline, asked.group.again_at(asked.member.name))
+            min(asked.deadline, asked.group.again_at(asked.member.name, self._looked_at))
             for asked in self._waiting.values()
             if not self._being_read(asked)
         )

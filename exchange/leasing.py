@@ -14,7 +14,8 @@ import msgspec
 from exchange.answers import expect
 from exchange.errors import ExchangeError, LeaseLostError
 from exchange.lease_messages import Outcome
-from exchange.messages import MAX_DETAIL_CHARS, Lease, Leased, Release, Renew, RowHeader, Settled, ToHub
+from exchange.message_base import sayable
+from exchange.messages import Lease, Leased, Release, Renew, RowHeader, Settled, ToHub
 from exchange.rows import RawRow, Row
 from exchange.session import Answer
 from exchange.types import Cursor
@@ -81,27 +82,19 @@ class Batch:
 
     def give_back_now(self) -> None:
         """Give back what is left, without waiting for the calls."""
-        try:
-            self._calls.send(self._word("returned", self._let_go(self.held)))
-        except ExchangeError as error:
-            _log.info("rows were not given back to group %s: %s", self._lease.group, error)
+        _give_back(self._calls, self._lease, self._let_go(self.held))
 
     async def _release(self, outcome: Outcome, rows: Sequence[Row], detail: str = "") -> None:
         unknown = [row.cursor for row in rows if row.cursor not in self._held]
         if unknown:
             raise ValueError(f"only rows of this batch that are still held can be settled, got cursors={unknown}")
         if rows:
-            await self._ask(self._word(outcome, self._let_go(rows), detail))
+            await self._ask(_word(self._lease, outcome, self._let_go(rows), detail))
 
     def _let_go(self, rows: Sequence[Row]) -> tuple[Cursor, ...]:
         for row in rows:
             self._held.pop(row.cursor, None)
         return tuple(row.cursor for row in rows)
-
-    def _word(self, outcome: Outcome, cursors: tuple[Cursor, ...], detail: str = "") -> Release:
-        lease = self._lease
-        detail = detail[:MAX_DETAIL_CHARS]
-        return Release(group=lease.group, lease=lease.id, cursors=cursors, outcome=outcome, detail=detail)
 
     async def _ask(self, message: Renew | Release) -> None:
         try:
@@ -142,24 +135,24 @@ async def _batch(calls: Calls, lease: Lease) -> Batch:
             lease = msgspec.structs.replace(lease, id=secrets.randbits(63), deadline_s=left_s)
             answer = await _answer(calls, lease)
         leased = expect(Leased, answer)
-        rows, unread = calls.read(leased.rows, answer.payload)
-        for row in unread:
-            await _give_up(calls, lease, row)
+        counts = {header.cursor: count for header, count in zip(leased.rows, leased.deliveries, strict=True)}
+        held = dict.fromkeys(counts)
+        try:
+            rows, unread = calls.read(leased.rows, answer.payload)
+            for row in unread:
+                del held[row.cursor]
+                await _give_up(calls, lease, row)
+        except BaseException:
+            _give_back(calls, lease, tuple(held))
+            raise
         if rows or not leased.rows:
-            counts = {header.cursor: count for header, count in zip(leased.rows, leased.deliveries, strict=True)}
             return Batch(calls, lease, rows, [counts[row.cursor] for row in rows])
 
 
 async def _give_up(calls: Calls, lease: Lease, row: RawRow) -> None:
     """A row that cannot be read here is for a worker that knows its type, or for none when it is not whole."""
     known = row.tag is None or row.tag in calls.tags
-    word = Release(
-        group=lease.group,
-        lease=lease.id,
-        cursors=(row.cursor,),
-        outcome="failed" if known else "unsupported",
-        detail=row.reason[:MAX_DETAIL_CHARS],
-    )
+    word = _word(lease, "failed" if known else "unsupported", (row.cursor,), row.reason)
     expect(Settled, await calls.within(calls.send(word), 0.0))
 
 
@@ -172,6 +165,17 @@ async def _answer(calls: Calls, lease: Lease) -> Answer:
         if asked.done() and not asked.cancelled() and asked.exception() is None:
             message = asked.result().message
             if isinstance(message, Leased) and message.rows:
-                cursors = tuple(row.cursor for row in message.rows)
-                calls.send(Release(group=lease.group, lease=lease.id, cursors=cursors, outcome="returned"))
+                _give_back(calls, lease, tuple(row.cursor for row in message.rows))
         raise
+
+
+def _give_back(calls: Calls, lease: Lease, cursors: tuple[Cursor, ...]) -> None:
+    """Say without waiting that nobody has looked at these."""
+    try:
+        calls.send(_word(lease, "returned", cursors))
+    except ExchangeError as error:
+        _log.info("rows were not given back to group %s: %s", lease.group, error)
+
+
+def _word(lease: Lease, outcome: Outcome, cursors: tuple[Cursor, ...], detail: str = "") -> Release:
+    return Release(group=lease.group, lease=lease.id, cursors=cursors, outcome=outcome, detail=sayable(detail))

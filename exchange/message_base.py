@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
-from exchange.types import Cursor
+from exchange.types import Cursor, Kind
 
-__all__ = ["MAX_NAME_CHARS", "RowHeader", "Wire", "check_name"]
+__all__ = ["MAX_KINDS", "MAX_NAME_CHARS", "RowHeader", "Wire", "check_kinds", "check_name", "sayable"]
 
 MAX_NAME_CHARS = 64
+MAX_DETAIL_CHARS = 1000
+# What a hub holds by kind must not grow with what workers make up.
+MAX_KINDS = 64
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -31,6 +36,18 @@ class RowHeader(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     first_large: int
     large: int
+
+
+def check_kinds(kinds: Collection[Kind]) -> None:
+    """Raise ValueError for more kinds than a hub takes."""
+    if len(kinds) > MAX_KINDS:
+        raise ValueError(f"`kinds` has at most {MAX_KINDS}, as many as a hub takes, got {len(kinds)}")
+
+
+def sayable(detail: str) -> str:
+    """A text for people as a message can carry it: not too long, and in Unicode, which names of files need not be."""
+    detail = detail if len(detail) <= MAX_DETAIL_CHARS else detail[:MAX_DETAIL_CHARS] + "…"
+    return detail.encode(errors="replace").decode()
 
 
 def check_name(field: str, name: str) -> None:

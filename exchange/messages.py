@@ -29,7 +29,7 @@ the fixed header (exchange/wire.py) and comes back in its answer. Payload frames
 from __future__ import annotations
 
 from exchange.lease_messages import AskDeadLetters, DeadLetters, Lease, Leased, Release, Renew
-from exchange.message_base import RowHeader, Wire, check_name
+from exchange.message_base import RowHeader, Wire, check_kinds, check_name, sayable
 from exchange.stats import HubStats
 from exchange.types import AgentName, Cursor, Kind, PromptId, Version
 
@@ -71,7 +71,6 @@ __all__ = [
     "refused",
 ]
 
-MAX_DETAIL_CHARS = 1000
 # Beyond these a worker's numbers, counted on or summed up, could grow out of what msgpack can say.
 MAX_EPOCH = 2**32
 MAX_TOKENS = 2**40
@@ -127,7 +126,7 @@ class Refused(Wire, frozen=True, kw_only=True, tag="refused"):
 
 def refused(reason: str, detail: str) -> Refused:
     """A refusal whose text stays short, also where it quotes what a stranger sent."""
-    return Refused(reason=reason, detail=detail if len(detail) <= MAX_DETAIL_CHARS else detail[:MAX_DETAIL_CHARS] + "…")
+    return Refused(reason=reason, detail=sayable(detail))
 
 
 class Publish(Wire, frozen=True, kw_only=True, tag="publish"):
@@ -163,12 +162,12 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     latest_only: of the rows that fit, only each producer's newest of a kind on a prompt. received_bytes: of all
     payloads since the WELCOME. consumer: a name whose committed cursor stands in for an `after` of 0. replay: rows that the
     hub's memory has let go come from its disk, in answers of their own, without waiting for min_count.
-    Example: Gather(kinds=("successes",), prompt_ids=("4f0c…",), after=17, min_count=1, deadline_s=0.5).
+    Example: Gather(kinds=frozenset({"successes"}), prompt_ids=frozenset({"4f0c…"}), after=17, min_count=1, deadline_s=0.5).
     """
 
-    kinds: tuple[Kind, ...]
-    prompt_ids: tuple[PromptId, ...] | None = None
-    agents: tuple[AgentName, ...] | None = None
+    kinds: frozenset[Kind]
+    prompt_ids: frozenset[PromptId] | None = None
+    agents: frozenset[AgentName] | None = None
     after: Cursor = Cursor(0)
     min_step: int | None = None
     max_step: int | None = None
@@ -183,6 +182,7 @@ class Gather(Wire, frozen=True, kw_only=True, tag="gather"):
     replay: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self.kinds)
         if self.consumer is not None:
             check_name("consumer", self.consumer)
         # Also false for what is no number, by which no clock can be set.

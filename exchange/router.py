@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exchange.accounts import Accounts
+from exchange.arrays import plausible
 from exchange.config import Edges
 from exchange.members import GONE_HEARTBEATS, Member, Members
 from exchange.messages import (
@@ -36,6 +37,7 @@ __all__ = ["Router"]
 MAX_OPEN_SERVED = 64
 MAX_DEADLINE_S = 3600.0
 MAX_KINDS = 32
+MAX_KIND_CHARS = 64
 # What a server may give as the reason; anything else counts as the first.
 FAIL_REASONS = ("failed", "malformed", "not_serving", "too_large")
 
@@ -111,6 +113,9 @@ class Router:
         if len(serve.kinds) > MAX_KINDS:
             detail = f"a worker may serve {MAX_KINDS} kinds of requests, got {len(serve.kinds)}"
             return [_to(member, refused("too_many", detail), request_id)]
+        if max(map(len, serve.kinds), default=1) > MAX_KIND_CHARS:
+            detail = f"the name of a kind of requests has at most {MAX_KIND_CHARS} characters"
+            return [_to(member, refused("invalid", detail), request_id)]
         self._served[member.name] = _Served(member=member, peer=member.peer, kinds=frozenset(serve.kinds))
         ended = [key for key in self._of_server[member.name] if self._jobs[key].kind not in serve.kinds]
         return [_to(member, Settled(), request_id), *self._end_all(ended, "gone", f"{member.name!r} has stopped serving")]
@@ -128,6 +133,8 @@ class Router:
         nbytes = len(request.body) + sum(map(len, payload))
         kind = kind_of_tag(tag_of(request.body) or "")
         refusal = self._refusal(member, request, kind, nbytes, now)
+        if refusal is None and not plausible(payload):
+            refusal = refused("malformed", f"only large arrays have frames of their own, got {len(payload)} of {nbytes} bytes")
         if refusal is not None:
             self.accounts.refuse(member.name, refusal.reason)
             return [_to(member, refusal, request_id)]
@@ -161,6 +168,9 @@ class Router:
         if len(reply.body) > MAX_BODY_BYTES or nbytes > self._max_record_bytes:
             detail = f"an answer has at most {self._max_record_bytes} bytes, got {nbytes} from {member.name!r}"
             return [settled, *self._end(key, "too_large", detail)]
+        if not plausible(payload):
+            detail = f"only large arrays have frames of their own, got {len(payload)} of {nbytes} bytes from {member.name!r}"
+            return [settled, *self._end(key, "malformed", detail)]
         if self._unread(job.asker) > self._limit_bytes:
             return [settled, *self._end(key, "busy", "the answer came while its asker had too much unread")]
         self._close(key)
@@ -224,8 +234,9 @@ class Router:
         return float("-inf") if job.lost else job.server.heard_at + self._gone_after_s
 
     def _refusal(self, member: Member, request: Request, kind: str, nbytes: int, now: float) -> Refused | None:
-        if not kind or not 0 < request.deadline_s <= MAX_DEADLINE_S:
-            detail = f"a request has a tag and a deadline_s of at most {MAX_DEADLINE_S:g}, got {kind!r}, {request.deadline_s}"
+        if not 0 < len(kind) <= MAX_KIND_CHARS or not 0 < request.deadline_s <= MAX_DEADLINE_S:
+            limits = f"a tag of at most {MAX_KIND_CHARS} characters and a deadline_s of at most {MAX_DEADLINE_S:g}"
+            detail = f"a request has {limits}, got {kind!r}, {request.deadline_s}"
             return refused("invalid", detail)
         if nbytes > self._max_record_bytes or len(request.body) > MAX_BODY_BYTES:
             limits = f"{self._max_record_bytes} bytes here, {MAX_BODY_BYTES} beside its arrays"

@@ -96,7 +96,7 @@ def gather_message(kinds: Collection[Kind], after: Cursor = START, **filters: Un
     if unknown:
         raise TypeError(f"a filter is one of {', '.join(Filters.__annotations__)}, got {', '.join(sorted(unknown))}")
     return Gather(
-        kinds=_several("kinds", kinds) or (),
+        kinds=_several("kinds", kinds) or frozenset(),
         prompt_ids=_several("prompt_ids", filters.get("prompt_ids")),
         agents=_several("agents", filters.get("agents")),
         after=after,
@@ -108,7 +108,7 @@ def gather_message(kinds: Collection[Kind], after: Cursor = START, **filters: Un
     )
 
 
-def _several(name: str, given: Iterable[T] | None) -> tuple[T, ...] | None:
+def _several(name: str, given: Iterable[T] | None) -> frozenset[T] | None:
     if isinstance(given, str):
         raise ValueError(f"`{name}` must be a collection of them, got {name}={given!r}: {name}={{{given!r}}}")
-    return None if given is None else tuple(given)
+    return None if given is None else frozenset(given)

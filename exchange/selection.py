@@ -87,7 +87,7 @@ class Selector:
         """Whether `learner` would get this one record."""
         if record.kind not in gather.kinds or record.cursor <= gather.after:
             return False
-        if gather.prompt_ids is not None and set(gather.prompt_ids).isdisjoint(record.prompt_ids):
+        if gather.prompt_ids is not None and gather.prompt_ids.isdisjoint(record.prompt_ids):
             return False
         matcher = self.matcher(learner, gather, now)
         return _matches(matcher, record) and matcher.allowed(record.agent, record.kind)

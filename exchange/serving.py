@@ -15,7 +15,8 @@ from typing import Any, Union
 
 from exchange.credits import CreditWindow
 from exchange.errors import ExchangeError, RecordTooLargeError, WireError
-from exchange.messages import MAX_DETAIL_CHARS, Deliver, Fail, Reply, Revoke, Serve
+from exchange.message_base import sayable
+from exchange.messages import Deliver, Fail, Reply, Revoke, Serve
 from exchange.requests import PeerReply, PeerRequest, reply_type
 from exchange.session import Answer, Session
 from exchange.types import AgentName
@@ -106,7 +107,7 @@ class Serving:
                 return  # the hub has told the asker
             _log.warning("request %d of %s failed", request_id, asker, exc_info=error)
             reason = _REASONS.get(type(error), "failed")
-            detail = f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]
+            detail = sayable(f"{type(error).__name__}: {error}")
             answer, record = Fail(asker=asker, id=request_id, reason=reason, detail=detail), Encoded(body=b"", frames=())
         self._keep(key, answer, record)
         await self._send(answer, record)

@@ -182,9 +182,12 @@ class Session:
         self.check()
 
     def tell_progress(self, step: int, version: Version) -> None:
-        """Send the worker's progress now; every later heartbeat repeats it."""
+        """Send the worker's progress now; every later heartbeat repeats it. Raises TypeError for numbers that are no int."""
         self.check()
-        self._ping = Ping(step=step, version=version)
+        ping = Ping(step=step, version=version)
+        # Now, and not at the next heartbeat, which must not fail.
+        encode_message(ping)
+        self._ping = ping
         if self._joined:
             self._send_ping()
 

@@ -121,7 +121,8 @@ class MemoryStore:
     def select(self, kinds: Iterable[Kind], prompt_ids: Iterable[PromptId] | None, after: Cursor) -> Iterable[Record]:
         """Records of these kinds (and on these prompts) behind `after`, in cursor order, each once."""
         prompts: Iterable[PromptId | None] = (None,) if prompt_ids is None else prompt_ids
-        lines = [self._lines[key] for kind in kinds for prompt in prompts if (key := (kind, prompt)) in self._lines]
+        there = [kind for kind in kinds if (kind, None) in self._lines]
+        lines = [self._lines[key] for kind in there for prompt in prompts if (key := (kind, prompt)) in self._lines]
         if len(lines) == 1:
             return map(self._records.__getitem__, lines[0].behind(after))
         found = {cursor for line in lines for cursor in line.behind(after)}

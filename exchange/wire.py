@@ -104,13 +104,15 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_message(message: msgspec.Struct, request_id: int = 0, payload: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Frames of one message. Raises RecordTooLargeError when the header is over 256 KiB."""
+    """Frames of one message. Raises RecordTooLargeError when the header is over 256 KiB, or for 8192 frames and more."""
     header = _encoder.encode(message)
     if len(header) > MAX_HEADER_BYTES:
         raise RecordTooLargeError(
             f"the header of a message must have at most {MAX_HEADER_BYTES} bytes, got {len(header)} for "
             f"{type(message).__name__}: send fewer prompt ids, or shorter prompts"
         )
+    if len(payload) > MAX_FRAMES:
+        raise RecordTooLargeError(f"a message has at most {MAX_FRAMES} frames, got {len(payload)} for {type(message).__name__}")
     nbytes = sum(map(len, payload))
     fixed = _FIXED.pack(MAGIC, MAJOR, MINOR, 0, len(payload), len(header), nbytes, request_id, zlib.crc32(header))
     return [fixed + header, *payload]

@@ -64,7 +64,7 @@ def _of(rng: Random, kind: shape.Type, hostile: float) -> Any:
             return None
         case shape.LiteralType():
             return rng.choice(kind.values)
-        case shape.VarTupleType():
+        case shape.VarTupleType() | shape.FrozenSetType():
             return [_of(rng, kind.item_type, hostile) for _ in range(rng.randrange(4))]
         case shape.DictType():
             return {_of(rng, kind.key_type, hostile): _of(rng, kind.value_type, hostile) for _ in range(rng.randrange(3))}

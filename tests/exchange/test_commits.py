@@ -47,7 +47,7 @@ def assert_conserved(stats: HubStats) -> None:
 
 
 def rows_of(driver: DurableDriver) -> list[int]:
-    return rows_in(driver.ask("beta", Gather(kinds=("rewards",))))
+    return rows_in(driver.ask("beta", Gather(kinds=frozenset({"rewards"}))))
 
 
 def rows_in(rows: object) -> list[int]:
@@ -78,7 +78,7 @@ def test_an_accepted_record_is_answered_at_once_and_seen_in_its_place() -> None:
 
 def test_a_waiting_reader_is_woken_by_the_commit() -> None:
     driver = DurableDriver()
-    assert driver.say("beta", Gather(kinds=("rewards",), min_count=1, deadline_s=9)) == []
+    assert driver.say("beta", Gather(kinds=frozenset({"rewards"}), min_count=1, deadline_s=9)) == []
     driver.send(rewards_of("alpha", 0, "p"), 1)
     answers = driver.commit()
     assert [(out.peer, type(out.message)) for out in answers] == [(b"alpha", Accepted), (b"beta", Rows)]
@@ -144,7 +144,7 @@ def test_a_consumer_has_moved_once_that_is_on_disk() -> None:
     for seq in (1, 2, 3):
         driver.send(rewards_of("alpha", seq, "p"), seq)
     driver.commit()
-    judge = Gather(kinds=("rewards",), consumer="judge")
+    judge = Gather(kinds=frozenset({"rewards"}), consumer="judge")
     assert driver.say("beta", Commit(consumer="judge", cursor=Cursor(2))) == []
     assert driver.say("beta", Commit(consumer="judge", cursor=Cursor(1))) == []
     assert driver.hub.commits is not None and len(driver.hub.commits) == 1

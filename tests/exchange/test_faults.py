@@ -110,7 +110,7 @@ async def test_workers_that_come_and_go_leave_nothing_behind() -> None:
         for round_ in range(30):
             async with stranger(endpoint, b"\1s%d" % round_) as channel:
                 await joined(channel, f"passer{round_ % 3}-{round_}")
-                await channel.send(encode_message(Gather(kinds=("rewards",), min_count=1, deadline_s=100.0)))
+                await channel.send(encode_message(Gather(kinds=frozenset({"rewards"}), min_count=1, deadline_s=100.0)))
         await alpha.publish(rewards_of("alpha", 1, "p"))
         async with asyncio.timeout(10):
             while open_files() > before + 5:
@@ -127,7 +127,7 @@ async def test_a_worker_that_reads_nothing_holds_up_nobody() -> None:
             for step in range(20):
                 await alpha.publish(a_rollout_group("alpha", step, "p", tokens=4000))
             for _ in range(300):
-                await deaf.send(encode_message(Gather(kinds=("rollouts",))))
+                await deaf.send(encode_message(Gather(kinds=frozenset({"rollouts"}))))
             for step in range(20, 40):
                 await alpha.publish(a_rollout_group("alpha", step, "p", tokens=4000))
             got = await beta.gather(kinds={"rollouts"}, min_step=20, max_bytes=64 << 20)

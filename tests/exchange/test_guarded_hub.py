@@ -164,7 +164,7 @@ def test_a_routing_id_that_comes_with_another_key_is_another_peer() -> None:
 
     assert isinstance(ask(owner, Hello(name=alpha.name, run_id="r")), Welcome)
     record = encode_record(rewards_of("alpha", 1, "p"))
-    for message in (Publish(seq=1, body=record.body), Gather(kinds=("rewards",)), Ping(), AskStats(), Bye()):
+    for message in (Publish(seq=1, body=record.body), Gather(kinds=frozenset({"rewards"})), Ping(), AskStats(), Bye()):
         assert ask(thief, message) == Unknown()
     refusal = ask(thief, Hello(name=alpha.name, run_id="r"))
     assert isinstance(refusal, Refused) and refusal.reason == "not_yours"

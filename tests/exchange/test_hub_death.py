@@ -118,7 +118,7 @@ async def test_an_interrupt_ends_a_hub_at_every_stage_and_the_next_finds_its_pla
                 await alpha.publish(a_rollout_group("alpha", 1, "p", tokens=20_000))
                 await deaf.send(encode_message(Hello(name=AgentName("deaf"), run_id="r")))
                 for number in range(20):
-                    await deaf.send(encode_message(Gather(kinds=("rollouts",)), number))
+                    await deaf.send(encode_message(Gather(kinds=frozenset({"rollouts"})), number))
                 hub.send_signal(signal.SIGINT)
         hub.send_signal(signal.SIGINT)
         await asyncio.wait_for(asyncio.to_thread(hub.wait), 20)

@@ -127,7 +127,7 @@ async def connect_send_and_drop(hub: HubChild, times: int) -> int:
         async with stranger(hub.endpoint, b"\1%d" % number) as peer:
             if number % 10 == 0 and number < 1000:
                 await joined(peer, f"passer-{number}")
-                await peer.send(encode_message(Gather(kinds=("rewards",), min_count=1, deadline_s=100.0)))
+                await peer.send(encode_message(Gather(kinds=frozenset({"rewards"}), min_count=1, deadline_s=100.0)))
             else:
                 await peer.send(encode_message(AskStats()))
                 await peer.receive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -11,8 +12,8 @@ import pytest
 from hub_answers import accepted, gather, refusal, rows, two
 
 import exchange
-from exchange.admission import MAX_KINDS
 from exchange.kinds import Kinds
+from exchange.message_base import MAX_KINDS
 from exchange.messages import Publish, Rows
 from exchange.testing import HubDriver, a_rollout_group, rewards_of
 from exchange.types import AgentName
@@ -178,3 +179,24 @@ async def test_the_quarantine_of_a_subscription_is_bounded() -> None:
         await alpha.publish(rewards)
         await anext(tail)
         assert len(tail.quarantined) == 64 and beta.quarantined == {"critiques/1": 100}
+
+
+async def test_a_lease_that_is_cancelled_on_its_way_to_its_holder_gives_everything_back() -> None:
+    own, later = an_own_type("critiques/1"), an_own_type("critiques/2")
+    rewards = rewards_of("alpha", 1, "p")
+    critique = own(text="", **{name: getattr(rewards, name) for name in ("agent", "step", "version", "prompt_id", "task")})
+    async with exchange.memory() as hub, hub.connect("alpha", types=[own]) as alpha, hub.connect("b", types=[later]) as beta:
+        await alpha.publish(critique)
+        await alpha.publish(rewards)
+
+        async def work() -> None:
+            async with beta.lease(group="judges", kinds={"critiques", "rewards"}, count=2):
+                raise AssertionError
+
+        task = asyncio.create_task(work())
+        while not beta.quarantined:  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        group = (await alpha.stats()).groups["judges"]
+        assert task.cancelled() and (group.leased, group.waiting) == (0, 2)

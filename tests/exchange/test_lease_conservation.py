@@ -24,7 +24,7 @@ from exchange.types import Cursor, Kind
 from exchange.wire import Buffer, Outgoing, encode_record
 
 WORKERS = st.sampled_from(["anna", "bert", "carl"])
-GROUPS: dict[str, tuple[Kind, ...]] = {"judges": ("rewards", "rollouts"), "critics": ("rollouts",)}
+GROUPS: dict[str, frozenset[Kind]] = {"judges": frozenset({"rewards", "rollouts"}), "critics": frozenset({"rollouts"})}
 OUTCOMES = st.sampled_from(["done", "done", "failed", "returned", "unsupported"])
 GONE_S = 6.0
 # Carl takes records out of their order, as he may not have all of them.

@@ -158,7 +158,7 @@ class DurableDriver(HubDriver):
 
 
 def lease(number: int, **changes: object) -> Lease:
-    return msgspec.structs.replace(Lease(id=number, group="judges", kinds=("rewards",), lease_s=30.0), **changes)
+    return msgspec.structs.replace(Lease(id=number, group="judges", kinds=frozenset({"rewards"}), lease_s=30.0), **changes)
 
 
 def done(number: int, *cursors: int) -> Release:

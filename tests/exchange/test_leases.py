@@ -7,7 +7,8 @@ import pytest
 from hub_answers import hello, refusal, two
 
 from exchange.lease_group import MAX_UNREADABLE, RETRY_S
-from exchange.leases import MAX_GROUPS, MAX_HELD, MAX_WAITING
+from exchange.lease_messages import MAX_HELD
+from exchange.leases import MAX_GROUPS, MAX_WAITING
 from exchange.messages import AskDeadLetters, Bye, Cancel, DeadLetters, Lease, Leased, Ping, Release, Renew, Settled
 from exchange.testing import HubDriver, a_rollout_group, rewards_of
 from exchange.types import Cursor
@@ -17,7 +18,7 @@ GONE_S = 6.0
 
 
 def lease(number: int = 1, **changes: object) -> Lease:
-    plain = Lease(id=number, group="judges", kinds=("rewards",), lease_s=30.0)
+    plain = Lease(id=number, group="judges", kinds=frozenset({"rewards"}), lease_s=30.0)
     return msgspec.structs.replace(plain, **changes)
 
 

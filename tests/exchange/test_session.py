@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+import numpy as np
 import pytest
 
 from exchange.errors import ConnectError, HubLostError
@@ -137,3 +138,13 @@ async def test_a_refused_hello_says_why(hub: PlayedHub) -> None:
     with pytest.raises(ConnectError, match="serves run 'r2'"):
         await session.open(timeout_s=5.0)
     await session.close()
+
+
+async def test_progress_that_cannot_be_told_is_its_callers_error_and_no_heartbeats(hub: PlayedHub, session: Session) -> None:
+    session.tell_progress(1, Version(0, 1))
+    with pytest.raises(TypeError):
+        session.tell_progress(np.int64(2), Version(0, 2))  # type: ignore[arg-type]
+    hub.answer(Unknown())
+    hub.answer(WELCOME)
+    assert (await hub.hears()).message == Hello(name=AgentName("alpha"), run_id="r", epoch=3)
+    assert await hub.hears_ping() == Ping(step=1, version=Version(0, 1))

@@ -51,7 +51,7 @@ async def test_a_stuck_peer_costs_nine_others_no_message_and_the_hub_no_turn(mon
             await joined(stuck, "stuck")
             for number in range(200):
                 await stuck.send(
-                    encode_message(Gather(kinds=("rollouts",), min_count=number % 2 * 100, deadline_s=1000.0), number)
+                    encode_message(Gather(kinds=frozenset({"rollouts"}), min_count=number % 2 * 100, deadline_s=1000.0), number)
                 )
             handled = [await everybody_hears_everybody(workers, step) for step in range(1, 4)]
         gone = await everybody_hears_everybody(workers, 4)

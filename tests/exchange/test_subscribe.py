@@ -103,7 +103,7 @@ def test_a_named_consumer_goes_on_behind_its_last_commit_and_never_back() -> Non
     with pytest.raises(ValueError, match="consumer"):
         Commit(consumer="", cursor=Cursor(1))
     with pytest.raises(ValueError, match="consumer"):
-        Gather(kinds=("rewards",), consumer="x" * 65)
+        Gather(kinds=frozenset({"rewards"}), consumer="x" * 65)
 
 
 def test_a_cancelled_gather_waits_no_longer() -> None:
@@ -170,7 +170,7 @@ def scripted(answers: list[RowsAnswer]) -> tuple[Subscription, list[int]]:
     async def commit(consumer: str, cursor: Cursor) -> Cursor:
         return cursor
 
-    return Subscription(Gather(kinds=("rewards",), after=Cursor(4), consumer="c"), ask=ask, commit=commit), asked
+    return Subscription(Gather(kinds=frozenset({"rewards"}), after=Cursor(4), consumer="c"), ask=ask, commit=commit), asked
 
 
 def part(*cursors: int, cursor: int, gap: int = 0) -> RowsAnswer:

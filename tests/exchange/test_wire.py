@@ -195,7 +195,7 @@ def test_a_record_without_room_in_the_header_is_not_sent() -> None:
     long = msgspec.structs.replace(group, messages=(Message(role="user", content="x" * MAX_BODY_BYTES),))
     with pytest.raises(RecordTooLargeError, match=r"RolloutGroup.*shorten"):
         encode_record(long)
-    many = Gather(kinds=("rewards",), prompt_ids=(PromptId("x" * 64),) * 5000)
+    many = Gather(kinds=frozenset({"rewards"}), prompt_ids=frozenset(PromptId(f"{number:064}") for number in range(5000)))
     with pytest.raises(RecordTooLargeError, match="fewer prompt ids"):
         encode_message(many)
 
