@@ -194,11 +194,13 @@ def _declared_dtype(declared: type) -> np.dtype[Any]:
 def _read(frame: memoryview, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not count:
         array: npt.NDArray[Any] = np.empty(0, dtype)
-    else:
-        array = np.frombuffer(frame, dtype, count, offset)
-        pins_much = frame.nbytes > OWN_BYTES and array.nbytes * PINNED_SHARE < frame.nbytes
-        if array.flags.aligned and not pins_much:
-            return array
+        array.flags.writeable = False
+        return array
+    nbytes = count * dtype.itemsize
+    if nbytes * PINNED_SHARE < frame.nbytes > OWN_BYTES:
+        frame, offset = memoryview(bytes(frame[offset : offset + nbytes])), 0
+    array = np.frombuffer(frame, dtype, count, offset)
+    if not array.flags.aligned:
         array = array.copy()
-    array.flags.writeable = False
+        array.flags.writeable = False
     return array

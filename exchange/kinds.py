@@ -14,6 +14,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Union
 
+import numpy as np
+
 from exchange.arrays import array_dtypes, check_dtype
 from exchange.types import AnyExperience, Experience, Kind, kind_of_tag
 from exchange.wire import StructDecoder
@@ -72,7 +74,9 @@ class Kinds:
                 f"only registered types can be published, got a {type(experience).__name__}: connect(types=[...]) with its type"
             )
         for name, dtype in dtypes.items():
-            check_dtype(name, getattr(experience, name), dtype)
+            value = getattr(experience, name)
+            if type(value) is not np.ndarray or value.dtype is not dtype:
+                check_dtype(name, value, dtype)
 
 
 def _check(kind: type[Experience]) -> None:

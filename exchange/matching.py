@@ -9,7 +9,12 @@ from exchange.config import Edges
 from exchange.messages import Gather
 from exchange.types import AgentName, Kind, Version
 
-__all__ = ["Matcher"]
+__all__ = ["Matcher", "is_from"]
+
+
+def is_from(gather: Gather, learner: AgentName, agent: AgentName) -> bool:
+    """Whether the gather asks for records of this producer."""
+    return agent != learner if gather.agents is None else agent in gather.agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class Matcher:
     def matches(self, agent: AgentName, step: int, version: Version, stored_at: float) -> bool:
         """Whether a record of this producer, step, version and time passes."""
         gather = self.gather
-        if agent == self.learner if gather.agents is None else agent not in gather.agents:
+        if not is_from(gather, self.learner, agent):
             return False
         if gather.min_step is not None and step < gather.min_step:
             return False

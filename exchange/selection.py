@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exchange.arrays import OWN_BYTES, padding
 from exchange.config import Edges
-from exchange.matching import Matcher
+from exchange.matching import Matcher, is_from
 from exchange.members import Member, Members
 from exchange.messages import Gather, RowHeader, Rows
 from exchange.store import MemoryStore, Record
@@ -85,7 +85,8 @@ class Selector:
 
     def fits(self, learner: AgentName, gather: Gather, record: Record, now: float) -> bool:
         """Whether `learner` would get this one record."""
-        if record.kind not in gather.kinds or record.cursor <= gather.after:
+        # Asked for every record and every gather that waits: what is cheap comes first.
+        if record.kind not in gather.kinds or not is_from(gather, learner, record.agent) or record.cursor <= gather.after:
             return False
         if gather.prompt_ids is not None and gather.prompt_ids.isdisjoint(record.prompt_ids):
             return False
