@@ -1,6 +1,6 @@
 """Rows as they come: replay, then live tail, by one gather after the other.
 
-A subscription asks for the next rows as soon as some have come, so that they are on their way while these are used. A slow
+A subscription asks for the next rows as soon as many have come, so that they are on their way while these are used. A slow
 reader holds two answers here and nothing at the hub.
 """
 
@@ -24,6 +24,8 @@ __all__ = ["Subscription"]
 # Of what cannot be read a few are enough to see why.
 QUARANTINED_ROWS = 64
 QUARANTINED_BYTES = 16 << 20
+# Less is used up so soon that to ask later, and then for more at once, is cheaper.
+AHEAD_BYTES = 128 << 10
 
 
 class Subscription:
@@ -78,7 +80,7 @@ class Subscription:
         after = self._behind
         asked, self._ahead = self._ahead or self._ask_behind(after), None
         answer = await asked
-        if answer.rows.rows:
+        if sum(map(len, answer.payload)) >= AHEAD_BYTES:
             self._ahead = self._ask_behind(answer.rows.cursor)
         got = answer.read()
         self._rows.extend(got.rows)

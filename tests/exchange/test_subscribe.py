@@ -16,7 +16,7 @@ from exchange.errors import GapError
 from exchange.messages import Cancel, Commit, Committed, Gather, Ping, RowHeader, Rows
 from exchange.reading import RowReader, RowsAnswer
 from exchange.rows import RawRow, Row
-from exchange.subscription import Subscription
+from exchange.subscription import AHEAD_BYTES, Subscription
 from exchange.testing import FakeClock, HubDriver, a_rollout_group, a_success, rewards_of
 from exchange.types import Cursor
 
@@ -180,7 +180,7 @@ def part(*cursors: int, cursor: int, gap: int = 0) -> RowsAnswer:
         for row in found
     )
     rows = Rows(rows=headers, cursor=Cursor(cursor), more=False, newest={}, evicted_to=Cursor(0), gap_to=Cursor(gap))
-    return RowsAnswer(rows=rows, payload=(), reader=Known(found))
+    return RowsAnswer(rows=rows, payload=(memoryview(bytes(AHEAD_BYTES)),), reader=Known(found))
 
 
 async def test_the_cursor_stands_behind_what_was_handed_out() -> None:
@@ -244,8 +244,8 @@ async def test_the_next_rows_are_on_their_way_while_these_are_used() -> None:
 
 async def test_a_subscription_that_is_dropped_asks_for_nothing_more() -> None:
     async with exchange.memory() as hub, hub.connect("alpha") as alpha, hub.connect("beta") as beta:
-        await alpha.publish(rewards_of("alpha", 1, "p"))
-        subscription = beta.subscribe(kinds={"rewards"})
+        await alpha.publish(a_rollout_group("alpha", 1, "p", tokens=2048))
+        subscription = beta.subscribe(kinds={"rollouts"})
         await anext(subscription)
         while not (await beta.stats()).waiting_gathers:
             pass
