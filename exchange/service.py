@@ -28,9 +28,6 @@ _log = logging.getLogger(__name__)
 
 SendNow = Callable[[bytes, Sequence[Buffer]], bool]
 
-# Records that come within this time, or up to so many bytes, share one sync of the disk.
-COMMIT_INTERVAL_S = 0.0
-COMMIT_BYTES = 8 << 20
 # After commits, retention and a checkpoint are seen to within this time.
 UPKEEP_INTERVAL_S = 1.0
 
@@ -78,7 +75,7 @@ class HubService:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="exchange disk") if log is not None else None
         self._replay = ThreadPoolExecutor(1, thread_name_prefix="exchange replay") if log is not None else None
         self._reading: asyncio.Future[Chunk] | None = None
-        self._commit_timer: asyncio.TimerHandle | None = None
+        self._next_commit: asyncio.Handle | None = None
         self._committing: asyncio.Future[None] | None = None
         self._upkeep_timer: asyncio.TimerHandle | None = None
         self._kept: asyncio.Task[None] | None = None
@@ -150,19 +147,17 @@ class HubService:
                 threads.shutdown()
 
     def _arm_commit(self) -> None:
-        """Have waiting records committed soon, or now that they are many."""
+        """Have what waits committed behind this turn, if the disk is free: what comes while it is not shares the next sync."""
         commits = self.hub.commits
         if commits is None or not len(commits) or self._committing is not None:
             return
-        if commits.waiting_bytes >= COMMIT_BYTES:
-            self._commit()
-        elif self._commit_timer is None:
-            self._commit_timer = asyncio.get_running_loop().call_later(COMMIT_INTERVAL_S, self._commit)
+        if self._next_commit is None:
+            self._next_commit = asyncio.get_running_loop().call_soon(self._commit)
 
     def _commit(self) -> None:
-        if self._commit_timer is not None:
-            self._commit_timer.cancel()
-            self._commit_timer = None
+        if self._next_commit is not None:
+            self._next_commit.cancel()
+            self._next_commit = None
         commits, log, disk = self.hub.commits, self._log, self._disk
         if self._committing is not None or commits is None or log is None or disk is None:
             return
