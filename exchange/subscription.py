@@ -78,10 +78,10 @@ class Subscription:
 
     async def _refill(self) -> None:
         after = self._behind
-        asked, self._ahead = self._ahead or self._ask_behind(after), None
-        answer = await asked
+        ahead, self._ahead = self._ahead, None
+        answer = await (self._ask(msgspec.structs.replace(self._gather, after=after)) if ahead is None else ahead)
         if sum(map(len, answer.payload)) >= AHEAD_BYTES:
-            self._ahead = self._ask_behind(answer.rows.cursor)
+            self._ahead = self._ask_ahead(answer.rows.cursor)
         got = answer.read()
         self._rows.extend(got.rows)
         self._set_aside(got.quarantined)
@@ -91,7 +91,7 @@ class Subscription:
         if got.gap_to:
             raise GapError(after, got.gap_to)
 
-    def _ask_behind(self, after: Cursor) -> asyncio.Task[RowsAnswer]:
+    def _ask_ahead(self, after: Cursor) -> asyncio.Task[RowsAnswer]:
         asked = asyncio.create_task(self._ask(msgspec.structs.replace(self._gather, after=after)))
         asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # it may be that nobody comes for it
         return asked
