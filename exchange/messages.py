@@ -379,5 +379,5 @@ ToWorker = (
 )
 # What carries experience goes by the data lane, and what must not overtake it: a heartbeat or an acknowledgement never waits
 # behind it. A hub or worker that has no such lane yet uses the control lane for all.
-DATA_TO_HUB = (Publish, Request, Reply, Bye)
+DATA_TO_HUB = (Publish, Request, Reply)
 DATA_TO_WORKER = (Rows, Leased, Answered, Deliver, Revoke)

@@ -333,6 +333,9 @@ class Session:
         self._close_data = close
 
     def _lane_of(self, message: ToHub) -> Outbox:
+        if isinstance(message, Bye):  # must not overtake what has no answer yet
+            waiting = (each.message for each in self._pending.values())
+            return self._data if any(isinstance(each, DATA_TO_HUB) for each in waiting) else self._control
         return self._data if isinstance(message, DATA_TO_HUB) else self._control
 
     def _refuse(self, refusal: Refused) -> None:
