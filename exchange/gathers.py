@@ -204,7 +204,7 @@ class Gathers:
         return waiting.have >= waiting.gather.min_count and self._may_send(waiting.member)
 
     def _may_send(self, member: Member) -> bool:
-        return member.sent_bytes - member.received_bytes <= self._unread_limit_bytes
+        return member.unread_bytes <= self._unread_limit_bytes
 
     def _recount(self, keys: Iterable[_Key], now: float) -> list[Outgoing]:
         """Answer gathers that still have enough: meanwhile records may have gone, aged, or fallen behind."""

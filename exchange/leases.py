@@ -290,8 +290,7 @@ class Leases:
     def _hand_out(self, asked: _Asked, now: float) -> Outgoing | None:
         """Lease records to who asked, if it may have some now."""
         member, lease, group = asked.member, asked.lease, asked.group
-        unread_bytes = member.sent_bytes - member.received_bytes
-        if unread_bytes > self._limit_bytes or now >= member.heard_at + self._gone_after_s:
+        if member.unread_bytes > self._limit_bytes or now >= member.heard_at + self._gone_after_s:
             return None
         held = [each for one in self._open.values() if one.member is member for each in one.held.values()]
         room, room_bytes = MAX_HELD - len(held), self._limit_bytes - sum(each.record.encoded.nbytes for each in held)

@@ -87,6 +87,11 @@ class Member:
     received_bytes: int = 0
     tally: Tally = field(default_factory=Tally)
 
+    @property
+    def unread_bytes(self) -> int:
+        """What it was sent and has not said to have received."""
+        return self.sent_bytes - self.received_bytes
+
     def raise_newest(self, version: Version) -> None:
         """Take a version as the newest known one if it is newer."""
         if self.newest is None or version > self.newest:

@@ -253,8 +253,7 @@ class Request(Wire, frozen=True, kw_only=True, tag="request"):
     received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tokens <= MAX_TOKENS:
-            raise ValueError(f"`tokens` must be >= 0 and <= 2^40, got tokens={self.tokens}")
+        _check_tokens(self.tokens)
 
 
 class Deliver(Wire, frozen=True, kw_only=True, tag="deliver"):
@@ -276,8 +275,7 @@ class Reply(Wire, frozen=True, kw_only=True, tag="reply"):
     received_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tokens <= MAX_TOKENS:
-            raise ValueError(f"`tokens` must be >= 0 and <= 2^40, got tokens={self.tokens}")
+        _check_tokens(self.tokens)
 
 
 class Fail(Wire, frozen=True, kw_only=True, tag="fail"):
@@ -381,3 +379,8 @@ ToWorker = (
 # behind it. A hub or worker that has no such lane yet uses the control lane for all.
 DATA_TO_HUB = (Publish, Request, Reply)
 DATA_TO_WORKER = (Rows, Leased, Answered, Deliver, Revoke)
+
+
+def _check_tokens(tokens: int) -> None:
+    if not 0 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"`tokens` must be >= 0 and <= 2^40, got tokens={tokens}")

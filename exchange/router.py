@@ -171,7 +171,7 @@ class Router:
         if not plausible(payload):
             detail = f"only large arrays have frames of their own, got {len(payload)} of {nbytes} bytes from {member.name!r}"
             return [settled, *self._end(key, "malformed", detail)]
-        if self._unread(job.asker) > self._limit_bytes:
+        if job.asker.unread_bytes > self._limit_bytes:
             return [settled, *self._end(key, "busy", "the answer came while its asker had too much unread")]
         self._close(key)
         self.accounts.answer(reply.asker, member.name, job.kind, nbytes, reply.tokens)
@@ -258,12 +258,9 @@ class Router:
             return refused("busy", f"a worker may have {limits}, got one more from {member.name!r}")
         if len(served) >= MAX_OPEN_SERVED:
             return refused("busy", f"{server.name!r} has {MAX_OPEN_SERVED} requests to answer: try later")
-        if self._unread(server) > self._limit_bytes:
+        if server.unread_bytes > self._limit_bytes:
             return refused("busy", f"{server.name!r} has too much unread: try later")
         return None
-
-    def _unread(self, member: Member) -> int:
-        return member.sent_bytes - member.received_bytes
 
     def _deliver(self, job: _Job, now: float) -> Outgoing:
         request = job.request

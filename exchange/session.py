@@ -113,7 +113,7 @@ class Session:
         self._joined = False
         self._heard_at = self._loop.time()
         self._failure: ExchangeError | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ping = Ping()
         self._serve: Serve | None = None
         self._lost = asyncio.Event()
@@ -205,20 +205,21 @@ class Session:
             if not bye.done():
                 _log.warning("%s left %s with %d messages unanswered", self._hello.name, self._endpoint, len(self._pending))
         self._fail(ClosedError(f"the client of {self._hello.name!r} is closed: use it inside its `async with` block"))
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks := tuple(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         self._close_data()
         self._link.close()
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine, name=f"exchange {self._hello.name} {name}")
         task.add_done_callback(self._task_ended)
-        self._tasks.append(task)
+        self._tasks.add(task)
         return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             if isinstance(error, ConnectError):
                 self._fail(error)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -24,10 +25,9 @@ from exchange.disk import DiskStore
 from exchange.disk_settings import DiskSettings
 from exchange.errors import StorageError
 from exchange.members import Incarnation
-from exchange.store import Record
-from exchange.testing import FakeClock, a_rollout_group, a_success
-from exchange.types import AgentName, AnyExperience, Cursor, Kind, PromptId, kind_of, prompt_ids_of
-from exchange.wire import RecordDecoder, encode_record
+from exchange.testing import FakeClock, a_rollout_group, a_success, publication_of
+from exchange.types import AgentName, AnyExperience, Cursor, Kind, PromptId
+from exchange.wire import RecordDecoder
 
 ROOT = Path(__file__).parents[2]
 JUDGE = (AgentName("beta"), "judge")
@@ -55,17 +55,8 @@ def a_publication(cursor: int, *, prompt: str = "p", at: float = 1000.0, seq: in
     experience: AnyExperience = a_success("alpha", cursor, prompt)
     if large:
         experience = a_rollout_group("alpha", cursor, prompt, completions=4, tokens=large // 16)
-    record = Record(
-        cursor=Cursor(cursor),
-        kind=kind_of(experience),
-        agent=experience.agent,
-        prompt_ids=prompt_ids_of(experience),
-        step=experience.step,
-        version=experience.version,
-        encoded=encode_record(experience),
-        stored_at=at,
-    )
-    return Publication(record=record, peer=b"incarnation", seq=cursor if seq is None else seq)
+    publication = publication_of(experience, cursor, at=at)
+    return publication if seq is None else msgspec.structs.replace(publication, seq=seq)
 
 
 def cursors(store: DiskStore, after: int = 0, *prompts: str) -> list[int]:
