@@ -12,6 +12,9 @@ from typing import Literal
 import msgspec
 
 from agents.bounds import LONG_S, MANY, check_range
+from agents.objectives.config import Objective
+from agents.policies.config import HFPolicy, PolicyConfig, TinyPolicy
+from agents.samplers.config import Sampling
 from agents.sharing.config import SGT, SharingConfig
 from agents.tasks.config import TaskConfig
 
@@ -28,103 +31,7 @@ __all__ = [
 ]
 
 
-MIN_BYTE_BPE_VOCAB = 256 + 3
-"""Every byte and the three control tokens."""
-
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu|hpu|npu|mlu|musa)(:[0-9]{1,3})?")
-
-
-class TinyPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="tiny"):
-    """A small randomly initialised causal LM with a tokenizer of its own, trained on the corpus in this package."""
-
-    arch: Literal["llama", "gpt_neox"] = "llama"
-    tokenizer: Literal["byte_bpe", "char", "unigram"] = "byte_bpe"
-    vocab_size: int = 320
-    hidden_size: int = 128
-    num_hidden_layers: int = 3
-    num_attention_heads: int = 4
-    max_context: int = 64
-
-    def __post_init__(self) -> None:
-        check_range(self, "vocab_size", ge=MIN_BYTE_BPE_VOCAB if self.tokenizer == "byte_bpe" else 32, le=65_536)
-        check_range(self, "hidden_size", ge=2, le=65_536)
-        check_range(self, "num_hidden_layers", "num_attention_heads", ge=1, le=1024)
-        check_range(self, "max_context", ge=8, le=2**20)
-        if self.hidden_size % (2 * self.num_attention_heads):  # rotary positions turn pairs of a head's features
-            raise ValueError(
-                f"`hidden_size` must be an even multiple of `num_attention_heads`, got hidden_size={self.hidden_size}, "
-                f"num_attention_heads={self.num_attention_heads}"
-            )
-
-
-class HFPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="hf"):
-    """Any Hugging Face causal LM, by local path or hub name.
-
-    prompt_format: "auto" uses the tokenizer's chat template where it has one and plain text elsewhere; anything else is a
-    format string with `{prompt}`, for base models.
-    """
-
-    path: str
-    prompt_format: str = "auto"
-    max_context: int | None = None
-    attn_implementation: str | None = None
-    gradient_checkpointing: bool = False
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.path:
-            raise ValueError("`path` must name a model directory or a hub id, got path=''")
-        check_range(self, "max_context", ge=8, le=MANY)
-        if self.prompt_format != "auto" and "{prompt}" not in self.prompt_format:
-            raise ValueError(f'`prompt_format` must be "auto" or contain {{prompt}}, got prompt_format={self.prompt_format!r}')
-
-
-PolicyConfig = TinyPolicy | HFPolicy
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How completions are drawn in training. Evaluation is greedy with the same `max_completion_length`."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_completion_length: int = 16
-    stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_range(self, "temperature", gt=0, le=10)
-        check_range(self, "top_p", gt=0, le=1)
-        check_range(self, "top_k", ge=0, le=MANY)
-        check_range(self, "max_completion_length", ge=1, le=2**20)
-        if "" in self.stop:
-            raise ValueError(f"`stop` must hold no empty string, which every text contains, got stop={self.stop!r}")
-
-
-class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """GRPO under TRL's option names and with TRL's meaning (agents/objectives/grpo.py has the formulas)."""
-
-    loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = "dapo"
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    baseline: Literal["group", "leave_one_out"] = "group"
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    delta: float | None = None
-    beta: float = 0.0
-    num_iterations: int = 1
-    mask_truncated_completions: bool = False
-
-    def __post_init__(self) -> None:
-        check_range(self, "epsilon", gt=0, lt=1)
-        check_range(self, "epsilon_high", gt=0)
-        check_range(self, "delta", gt=1)
-        check_range(self, "beta", ge=0)
-        check_range(self, "num_iterations", ge=1, le=1024)
-
-    @property
-    def upper_epsilon(self) -> float:
-        """The clip's upper side: `epsilon_high`, or `epsilon` where none is set."""
-        return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
 
 class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ import numpy as np
 
 from agents.config import Objective, TinyPolicy
 from agents.learner import Learner, LearnerSettings
-from agents.objectives import Component
+from agents.objectives.component import Component
 from agents.objectives.grpo import GRPOSurrogate
 from agents.policies.policy import build_policy
 from agents.rows import Row, Stream

@@ -15,7 +15,7 @@ from agents.agent import Agent, Loop, Parts
 from agents.config import AgentConfig
 from agents.errors import PolicyError, RewardError, TaskError
 from agents.learner import Learner, LearnerSettings
-from agents.objectives import components
+from agents.objectives.choose import components
 from agents.policies.policy import Policy, build_policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver

@@ -10,7 +10,7 @@ import torch
 from agents.config import Objective
 from agents.errors import NonFiniteError, ObjectiveError
 from agents.learner import MAX_NON_FINITE_STEPS, Learner, LearnerSettings
-from agents.objectives import components
+from agents.objectives.choose import components
 from agents.optimizer import MasterAdamW
 from agents.rows import Row, Spans, Stream
 from agents.sharing.config import PRP, SGT, Isolated, SharingConfig

@@ -8,7 +8,8 @@ import torch
 
 from agents.config import Objective
 from agents.microbatch import collate, completion_logits, token_logprobs
-from agents.objectives import Component, LogProbs, components
+from agents.objectives.choose import components
+from agents.objectives.component import Component, LogProbs
 from agents.objectives.grpo import GRPOSurrogate
 from agents.objectives.kl import KLToReference, k3
 from agents.objectives.nll import SuccessNLL

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from agents.config import Objective, Sampling, TinyPolicy
 from agents.learner import Learner, LearnerSettings
 from agents.microbatch import collate, completion_logits, token_logprobs
-from agents.objectives import components
+from agents.objectives.choose import components
 from agents.policies.policy import Policy, build_policy
 from agents.rows import Row, Stream, own_rows
 from agents.samplers.hf import HFSampler

@@ -10,7 +10,7 @@ import torch
 from agents.advantages import group_advantages
 from agents.config import Objective
 from agents.learner import Learner, LearnerSettings
-from agents.objectives import components
+from agents.objectives.choose import components
 from agents.rows import Row, own_rows
 from agents.sharing.config import Isolated
 from agents.testing import BigramLM, make_group, make_prompt

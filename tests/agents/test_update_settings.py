@@ -10,7 +10,7 @@ import torch
 
 from agents.config import Objective
 from agents.learner import Learner, LearnerSettings
-from agents.objectives import components
+from agents.objectives.choose import components
 from agents.rows import Row, Stream
 from agents.sharing.config import PRP, SGT, Isolated, SharingConfig
 from agents.sharing.sgt import SGTRule

@@ -17,7 +17,7 @@ import torch
 from agents.advantages import spread
 from agents.config import Objective
 from agents.microbatch import collate, completion_logits, token_logprobs
-from agents.objectives import LogProbs
+from agents.objectives.component import LogProbs
 from agents.objectives.grpo import GRPOSurrogate
 from agents.objectives.peer_surrogate import PeerSurrogate
 from agents.rows import Row, Spans, Stream
