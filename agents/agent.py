@@ -40,11 +40,13 @@ from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
 from agents.rows import Stream
 from agents.samplers.hf import HFSampler
+from agents.sharing.config import SGT
 from agents.sharing.rule import Shared, SharingRule
 from agents.sink import JsonlSink
 from agents.stopping import pause, unless_stopped
 from agents.tasks.load import TaskData
 from agents.tasks.schedule import draw
+from agents.trial import CoinTrial
 from agents.types import Group, Prompt
 from exchange.client import Client
 from exchange.types import AgentName, StepPrompts, Version
@@ -122,6 +124,7 @@ class Agent:
         # Agents of one run must not share their random numbers, or equal policies would sample alike.
         self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
         self._rescues_logged = 0
+        self._trial = CoinTrial() if isinstance(config.sharing, SGT) and config.sharing.coin else None
         self._met: set[int] = set()
 
     async def run(self, stop: asyncio.Event) -> bool:
@@ -143,6 +146,7 @@ class Agent:
             self._log(step, self._feed.hits.take())
             if finished and (not self._loop.evaluate_every or step % self._loop.evaluate_every):
                 await self._evaluate(step, stop)
+            await self._end_trial(step, stop)
             await self._checkpoint("final" if finished else f"step-{step:06d}", step)
             saved = True
             return finished
@@ -190,6 +194,8 @@ class Agent:
         metrics["tokens_per_s"] = metrics["num_tokens"] / metrics["step_time"]
         self._log(step + 1, metrics)
         self._log_rescues(step + 1, shared)
+        if self._trial is not None:
+            self._trial.take(shared)
         return True
 
     async def _look_back(self, step: int, stop: asyncio.Event) -> None:
@@ -257,20 +263,33 @@ class Agent:
         )
 
     async def _evaluate(self, step: int, stop: asyncio.Event) -> None:
-        evaluating = evaluate(
-            self._parts.sampler,
-            self._parts.tasks,
-            self._parts.rewards,
-            batch_size=self._loop.evaluation_batch_size,
-            threshold=self._loop.success_threshold,
-            executor=self._torch,
-        )
-        scores = await unless_stopped(stop, evaluating)
+        scores = await self._scores(self._parts.tasks, stop)
         if scores is None:
             return
         self._log(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
         for score in scores:
             self._parts.sink.evaluation(self._evaluation_line(step, score))
+
+    async def _end_trial(self, step: int, stop: asyncio.Event) -> None:
+        """What the prompts are worth now whose rescue was delivered, and those whose was not."""
+        tasks = [] if self._trial is None else self._trial.tasks()
+        scores = await self._scores(tasks, stop) if tasks else None
+        if scores is None or self._trial is None:
+            return
+        for line in self._trial.lines(scores):
+            self._parts.sink.trial({"agent": self._name, "step": step} | line)
+
+    async def _scores(self, tasks: Sequence[TaskData], stop: asyncio.Event) -> list[TaskScore] | None:
+        """Greedy accuracy on the tasks' held-out prompts; None when told to stop meanwhile."""
+        evaluating = evaluate(
+            self._parts.sampler,
+            tasks,
+            self._parts.rewards,
+            batch_size=self._loop.evaluation_batch_size,
+            threshold=self._loop.success_threshold,
+            executor=self._torch,
+        )
+        return await unless_stopped(stop, evaluating)
 
     def _evaluation_line(self, step: int, score: TaskScore) -> dict[str, object]:
         return {

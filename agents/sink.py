@@ -10,7 +10,7 @@ import msgspec
 
 
 class JsonlSink:
-    """Appends to metrics.jsonl, evals.jsonl and rescues.jsonl of a run directory.
+    """Appends to metrics.jsonl, evals.jsonl, rescues.jsonl and coin.jsonl of a run directory.
 
     The agents of a run share these files: every line is one write to a file opened for appending, which the system does
     not interleave. A process killed in the middle leaves at most one torn last line.
@@ -27,6 +27,9 @@ class JsonlSink:
 
     def rescue(self, line: Mapping[str, object]) -> None:
         self._append("rescues.jsonl", line)
+
+    def trial(self, line: Mapping[str, object]) -> None:
+        self._append("coin.jsonl", line)
 
     def _append(self, name: str, line: Mapping[str, object]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

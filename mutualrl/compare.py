@@ -20,7 +20,7 @@ from typing import TextIO
 import msgspec
 
 from agents.config import AgentConfig
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
+from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SGTPlacebo, SharingConfig
 from mutualrl import exit_codes
 from mutualrl.config import MAX_SEED, Run
 from mutualrl.errors import ConfigError, RunDirError
@@ -48,6 +48,7 @@ _KINDS: dict[str, type[Isolated] | type[PRP] | type[XGRPO] | type[SGT]] = {
     "xgrpo": XGRPO,
     "sgt": SGT,
     "sgt_ungated": SGT,
+    "sgt_placebo": SGTPlacebo,
 }
 RULES = tuple(_KINDS)
 
@@ -152,10 +153,11 @@ def pair_overrides(base: Run, rule: str, seed: int) -> list[str]:
 def sharing_of(agent: AgentConfig, rule: str) -> SharingConfig:
     """The agent's sharing config under a rule of RULES."""
     kind = _KINDS[rule]
-    sharing = agent.sharing if isinstance(agent.sharing, kind) else kind()
-    if isinstance(sharing, SGT):
-        return msgspec.structs.replace(sharing, gate="off" if rule == "sgt_ungated" else "on")
-    return sharing
+    alike = isinstance(agent.sharing, SGT if issubclass(kind, SGT) else kind)
+    fields = msgspec.structs.asdict(agent.sharing) if alike else {}
+    if issubclass(kind, SGT):
+        fields["gate"] = "off" if rule == "sgt_ungated" else "on"
+    return kind(**fields)
 
 
 def fingerprint(run: Run) -> str:

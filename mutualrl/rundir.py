@@ -3,9 +3,9 @@
 config.json     the resolved config              metrics.jsonl   one line per agent and step
 manifest.json   processes, versions, status      evals.jsonl     one line per agent, evaluation and task
 lock            held by the `up` that runs here  rescues.jsonl   one line per rescued prompt shown in the report
-logs/ROLE.log   what each process printed        exchange.json   the hub's last statistics
-records/        what crossed the exchange        report.html
-checkpoints/    models in Hugging Face layout
+logs/ROLE.log   what each process printed        coin.jsonl      one line per prompt of a rescue trial
+records/        what crossed the exchange        exchange.json   the hub's last statistics
+checkpoints/    models in Hugging Face layout    report.html
 """
 
 from __future__ import annotations

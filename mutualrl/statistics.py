@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 REPLICATES = 10_000
 HARM_STANDARD_ERRORS = 2.0
+NORMAL_95 = 1.959963984540054
 # Differences of two accuracies are sums of floats: a tie must stay a tie.
 TIE = 1e-12
 
@@ -108,3 +109,24 @@ def is_harmed(accuracy: float, count: int, control_accuracy: float, control_coun
     loss = control_accuracy - accuracy
     error = difference_standard_error(accuracy, count, control_accuracy, control_count)
     return loss > HARM_STANDARD_ERRORS * error + TIE
+
+
+def difference_of_shares(hits: int, count: int, other_hits: int, other_count: int) -> Gain:
+    """hits/count − other_hits/other_count of two independent samples, with its 95 % interval.
+
+    Source: Newcombe, "Interval estimation for the difference between independent proportions" (Statistics in Medicine 1998),
+    method 10: from the Wilson score intervals of both. Deviations: none. Both counts must be above 0.
+    """
+    (low, high), (other_low, other_high) = _wilson(hits, count), _wilson(other_hits, other_count)
+    share, other = hits / count, other_hits / other_count
+    below = math.hypot(share - low, other_high - other)
+    above = math.hypot(high - share, other - other_low)
+    return Gain(mean=share - other, low=share - other - below, high=share - other + above)
+
+
+def _wilson(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share."""
+    share, z = hits / count, NORMAL_95
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return middle - half, middle + half

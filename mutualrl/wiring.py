@@ -119,7 +119,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
         learner=build_learner(config, policy),
         rewards=rewards,
         receiver=receiver,
-        rule=make_rule(config.sharing, config.objective, receiver),
+        rule=make_rule(config.sharing, config.objective, receiver, salt=f"{run.seed}/{name}"),
         producer=Producer(
             agent=name,
             kinds=published_kinds(run, name),

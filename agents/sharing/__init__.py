@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
+from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SGTPlacebo, SharingConfig
 from exchange.types import Kind
 
 if TYPE_CHECKING:
@@ -19,15 +19,17 @@ KINDS: dict[type[SharingConfig], frozenset[Kind]] = {
     PRP: frozenset({"rollouts"}),
     XGRPO: frozenset({"rewards"}),
     SGT: frozenset({"successes"}),
+    SGTPlacebo: frozenset({"rollouts"}),
 }
 """Which experience each rule needs of its peers, by short name."""
 
 
-def make_rule(config: SharingConfig, objective: Objective, receiver: Receiver) -> SharingRule:
-    """The rule that a config names."""
+def make_rule(config: SharingConfig, objective: Objective, receiver: Receiver, *, salt: str = "") -> SharingRule:
+    """The rule that a config names. salt: makes what a rule draws by hash differ between agents and seeds."""
     from agents.sharing.isolated import IsolatedRule
     from agents.sharing.prp import PRPRule
     from agents.sharing.sgt import SGTRule
+    from agents.sharing.sgt_placebo import SGTPlaceboRule
     from agents.sharing.xgrpo import XGRPORule
 
     match config:
@@ -37,5 +39,7 @@ def make_rule(config: SharingConfig, objective: Objective, receiver: Receiver) -
             return PRPRule(config, objective, receiver)
         case XGRPO():
             return XGRPORule(config, objective, receiver)
+        case SGTPlacebo():
+            return SGTPlaceboRule(config, objective, receiver, salt=salt)
         case SGT():
-            return SGTRule(config, objective, receiver)
+            return SGTRule(config, objective, receiver, salt=salt)

@@ -57,7 +57,9 @@ class SGT(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     lambda: weight of the imitation loss; lambda_final: its value at the last step (linear in between), None keeps it.
     threshold: reward from which a rollout is a success. normalise: "step" divides by the step's prompts, "rescued" by the
     rescued ones. gate: "off" learns from every peer success, rescued or not (a control). window: steps for which an own
-    failure waits for a late success. max_age_s: how old a peer success may be, by the hub's clock.
+    failure waits for a late success. max_age_s: how old a peer success may be, by the hub's clock. coin: share of the
+    rescued prompts, drawn by hash, whose success is left undelivered, so that a run measures within itself what a rescue
+    does (agents/trial.py).
     """
 
     lambda_: float = msgspec.field(default=0.1, name="lambda")
@@ -67,11 +69,20 @@ class SGT(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     gate: Literal["on", "off"] = "on"
     window: int = 8
     max_age_s: float = 3600.0
+    coin: float = 0.0
 
     def __post_init__(self) -> None:
         check_range(self, "lambda_", "lambda_final", ge=0)
         check_range(self, "window", ge=0, le=MANY)
         check_range(self, "max_age_s", gt=0, le=LONG_S)
+        check_range(self, "coin", ge=0, lt=1)
 
 
-SharingConfig = Isolated | PRP | XGRPO | SGT
+class SGTPlacebo(SGT, frozen=True, kw_only=True, tag="sgt_placebo"):
+    """A control for `sgt`: the same gate and path, but the peer's *wrong* text is imitated where it has a success too.
+
+    What is gained under it was taught by form, length and endings alone. It needs the peers' whole rollouts.
+    """
+
+
+SharingConfig = Isolated | PRP | XGRPO | SGT | SGTPlacebo

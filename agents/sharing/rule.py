@@ -73,11 +73,15 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A step's training rows. counters: metric name -> value, logged under the agent's name."""
+    """A step's training rows. counters: metric name -> value, logged under the agent's name.
+
+    withheld: rescues that a coin kept out of the rows.
+    """
 
     rows: Sequence[Row]
     counters: Mapping[str, float] = field(default_factory=dict)
     rescues: Sequence[Rescue] = ()
+    withheld: Sequence[Rescue] = ()
 
 
 class SharingRule(Protocol):

@@ -10,14 +10,16 @@ Deviations of ours: a cut-off text is no success, own ones included. The receive
 learns from it; a success that it does not confirm or cannot hold is dropped and counted, and another is drawn. An own failure
 stays open for `window` steps, so that a slower peer still rescues it. A verified success has no lag limit (it stays true),
 only an age.
-`gate = "off"` learns from a peer success on every own prompt, rescued or not: a control.
+`gate = "off"` learns from a peer success on every own prompt, rescued or not: a control. `coin` leaves the success of some
+rescued prompts undelivered, always the same prompts of a run, so that the others can be compared with them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,15 +45,11 @@ class _Open:
     since: int
 
 
-def draw_order(experience: Sequence[PeerExperience], rng: np.random.Generator) -> list[Candidate]:
-    """The peers' successes in the order in which they are tried: a peer drawn uniformly, then one of its successes.
+def draw_order(by_peer: Mapping[AgentName, Sequence[Trace]], rng: np.random.Generator) -> list[Candidate]:
+    """The peers' texts in the order in which they are tried: a peer drawn uniformly, then one of its texts.
 
-    The first entry is uniform over peers, then within; a peer that is drawn again offers its next success.
+    The first entry is uniform over peers, then within; a peer that is drawn again offers its next text.
     """
-    by_peer: dict[AgentName, list[Trace]] = {}
-    for record in experience:
-        if isinstance(record, VerifiedSuccesses):
-            by_peer.setdefault(record.agent, []).extend(unpack(record))
     queues = {peer: [texts[index] for index in rng.permutation(len(texts))] for peer, texts in sorted(by_peer.items())}
     order: list[Candidate] = []
     while queues:
@@ -63,6 +61,12 @@ def draw_order(experience: Sequence[PeerExperience], rng: np.random.Generator) -
     return order
 
 
+def is_withheld(prompt_id: PromptId, *, coin: float, salt: str) -> bool:
+    """Whether the coin keeps this prompt's rescue back: of all prompts a share `coin`, fixed by (salt, prompt_id) alone."""
+    digest = hashlib.sha256(f"{salt}/{prompt_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < coin * 2**64
+
+
 class SGTRule:
     """Needs only verified successes of its peers. Holds the own failures that still wait for one."""
 
@@ -70,8 +74,9 @@ class SGTRule:
     max_lag: int | None = None
     latest_only = False
 
-    def __init__(self, config: SGT, objective: Objective, receiver: Receiver) -> None:
+    def __init__(self, config: SGT, objective: Objective, receiver: Receiver, *, salt: str = "") -> None:
         self._config = config
+        self._salt = salt
         self._objective = objective
         self._receiver = receiver
         self._open: dict[PromptId, _Open] = {}
@@ -117,16 +122,20 @@ class SGTRule:
         rows = own_rows(groups, own_advantages(groups, self._objective), self._objective)
         expired = self._update_open(groups, step)
         counters: Counter[str] = Counter({"rescues": 0, "rescues/late": 0, "rescues/expired": expired})
-        orders = {key: draw_order(peers[key], rng) for key in self._open if peers.get(key)}
+        orders = {key: draw_order(self._texts(peers[key]), rng) for key in self._open if peers.get(key)}
         rescues: list[Rescue] = []
+        withheld: list[Rescue] = []
         while orders:
             drawn = {key: order.pop(0) for key, order in orders.items() if order}
             orders = {key: orders[key] for key in drawn}
             for key, rescue in (await self._try(drawn, counters)).items():
                 waiting = self._open.pop(key)
+                del orders[key]
+                if is_withheld(key, coin=self._config.coin, salt=self._salt):
+                    withheld.append(rescue)
+                    continue
                 counters["rescues"] += 1
                 counters["rescues/late"] += waiting.since < step
-                del orders[key]
                 rescues.append(rescue)
                 rows.append(
                     Row(
@@ -137,7 +146,20 @@ class SGTRule:
                     )
                 )
         counters["rescues/open"] = len(self._open)
-        return Shared(rows=rows, counters=dict(counters), rescues=rescues)
+        counters["rescues/withheld"] = len(withheld)
+        return Shared(rows=rows, counters=dict(counters), rescues=rescues, withheld=withheld)
+
+    def _texts(self, experience: Sequence[PeerExperience]) -> dict[AgentName, list[Trace]]:
+        """What each peer offers for imitation."""
+        by_peer: dict[AgentName, list[Trace]] = {}
+        for record in experience:
+            if isinstance(record, VerifiedSuccesses):
+                by_peer.setdefault(record.agent, []).extend(unpack(record))
+        return by_peer
+
+    def _holds(self, reward: float) -> bool:
+        """Whether the own reward of an offered text confirms it."""
+        return reward >= self._config.threshold
 
     async def _try(self, drawn: dict[PromptId, Candidate], counters: Counter[str]) -> dict[PromptId, Rescue]:
         """Verify and translate one drawn success per prompt; return those that hold."""
@@ -146,7 +168,7 @@ class SGTRule:
         prompts = [self._open[key].group.prompt for key in drawn]
         rewards = await self._receiver.verify(prompts, [source.text for _, source in drawn.values()])
         offered = zip(prompts, rewards, drawn.values(), strict=True)
-        verified = [(prompt, *candidate) for prompt, reward, candidate in offered if reward >= self._config.threshold]
+        verified = [(prompt, *candidate) for prompt, reward, candidate in offered if self._holds(float(reward))]
         counters["rescues/unverified"] += len(drawn) - len(verified)
         translated = self._receiver.translate([source for _, _, source in verified])
         rescues: dict[PromptId, Rescue] = {}

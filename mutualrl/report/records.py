@@ -80,6 +80,17 @@ class Rescue(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"no rescue has these numbers, got step={self.step}, residual={self.residual}")
 
 
+class TrialPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of coin.jsonl: a prompt of a rescue trial, whether its peer success was delivered, and whether the final
+    policy answers it."""
+
+    agent: str
+    task: str
+    prompt_id: str
+    delivered: bool
+    correct: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One line of metrics.jsonl; a step may have several. values: the agent's name off every key, finite numbers only."""
@@ -102,6 +113,7 @@ class RunRecord:
     evals: tuple[Eval, ...]
     steps: tuple[Step, ...]
     rescues: tuple[Rescue, ...]
+    trial: tuple[TrialPrompt, ...]
     exchange: HubStats | None
     manifest: Manifest | None
     unreadable_lines: int
@@ -144,6 +156,7 @@ def load_record(run_dir: Path) -> RunRecord:
         raise FileNotFoundError(f"no run directory at {run_dir}: give the directory that `mutualrl up` wrote")
     evals, torn_evals = read_lines(run_dir / "evals.jsonl", Eval)
     rescues, torn_rescues = read_lines(run_dir / "rescues.jsonl", Rescue)
+    trial, torn_trial = read_lines(run_dir / "coin.jsonl", TrialPrompt)
     steps, torn_steps = _read_steps(run_dir / "metrics.jsonl")
     config = _read_whole(run_dir / "config.json", Run)
     last = {(row.agent, row.task, row.step): row for row in evals}
@@ -154,9 +167,10 @@ def load_record(run_dir: Path) -> RunRecord:
         evals=tuple(sorted(last.values(), key=lambda row: row.step)),
         steps=tuple(steps),
         rescues=tuple(rescues),
+        trial=tuple(trial),
         exchange=_read_whole(run_dir / "exchange.json", HubStats),
         manifest=_read_whole(run_dir / "manifest.json", Manifest),
-        unreadable_lines=torn_evals + torn_rescues + torn_steps,
+        unreadable_lines=torn_evals + torn_rescues + torn_trial + torn_steps,
         agents=tuple(seen),
     )
 

@@ -19,6 +19,7 @@ from mutualrl.report.outcomes import Pair, judge
 from mutualrl.report.page import agent_cards, write_page
 from mutualrl.report.records import Rescue, RunRecord, load_record
 from mutualrl.report.svg import MUTED, series_color, series_variable
+from mutualrl.report.trial import trial_table
 from mutualrl.report.verdict import percent, run_verdict
 
 RESCUES_SHOWN = 8
@@ -54,6 +55,7 @@ def write_run_report(run_dir: Path, control_dir: Path | None) -> Path:
         "counters": counter_table(run),
         "counters_note": "Sums over the run, and means over its steps. Thin lines: single steps; bold: their running mean.",
         "counter_charts": _counter_charts(run),
+        "trial": trial_table(run.trial),
         "rescues": choose_rescues(run.rescues),
         "rescue_note": "Shown are different prompts, those cut most differently first.",
         "colors": {agent: series_variable(index) for index, agent in enumerate(_everyone(run))},

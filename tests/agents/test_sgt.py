@@ -1,4 +1,4 @@
-"""SGT: the gate, the draw, verification, late rescues, refusals, lambda."""
+"""SGT: the gate, the draw, verification, late rescues, refusals, lambda, the coin; its placebo."""
 
 from dataclasses import replace
 
@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from agents.config import Objective
+from agents.evaluate import TaskScore
 from agents.rows import Stream
-from agents.sharing.config import SGT
+from agents.sharing.config import SGT, SGTPlacebo
 from agents.sharing.rule import Shared
-from agents.sharing.sgt import SGTRule, draw_order
+from agents.sharing.sgt import SGTRule, draw_order, is_withheld
+from agents.sharing.sgt_placebo import SGTPlaceboRule
+from agents.sharing.texts import unpack
 from agents.testing import ScriptedReceiver, make_group, make_prompt
+from agents.trial import CoinTrial
 from agents.types import Group, Prompt
-from exchange.types import AgentName, PromptId, VerifiedSuccesses, Version
+from exchange.types import AgentName, PromptId, RolloutGroup, VerifiedSuccesses, Version
 from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer, id_of
 
@@ -152,8 +156,9 @@ def test_lambda_goes_linearly_to_its_final_value() -> None:
 
 def test_the_draw_is_uniform_over_peers_first() -> None:
     # beta has one success, gamma nine: each peer is drawn first half of the time.
-    records = [successes(b"ba"), successes(*[b"g%d" % index for index in range(9)], agent="gamma")]
-    first = [draw_order(records, np.random.default_rng(seed))[0] for seed in range(2000)]
+    texts = {AgentName("beta"): unpack(successes(b"ba"))}
+    texts[AgentName("gamma")] = unpack(successes(*[b"g%d" % index for index in range(9)]))
+    first = [draw_order(texts, np.random.default_rng(seed))[0] for seed in range(2000)]
     from_beta = sum(peer == "beta" for peer, _ in first)
     assert abs(from_beta - 1000) < 4 * np.sqrt(2000 * 0.25)
     within = [text.text for peer, text in first if peer == "gamma"]
@@ -162,7 +167,10 @@ def test_the_draw_is_uniform_over_peers_first() -> None:
 
 
 def test_the_draw_offers_every_success_once() -> None:
-    order = draw_order([successes(b"a", b"b"), successes(b"c", agent="gamma")], np.random.default_rng(1))
+    order = draw_order(
+        {AgentName("beta"): unpack(successes(b"a", b"b")), AgentName("gamma"): unpack(successes(b"c"))},
+        np.random.default_rng(1),
+    )
     assert sorted(text.text for _, text in order) == [b"a", b"b", b"c"]
 
 
@@ -195,3 +203,109 @@ async def test_a_newest_success_that_does_not_fit_hides_no_older_one() -> None:
     shared = await share(rule, [make_group(make_prompt(), [0, 0])], *records)
     assert rescued(shared) == [b"ba"]
     assert not rule.latest_only
+
+
+def rule_with(coin: float, *, salt: str = "0/alpha") -> SGTRule:
+    return SGTRule(SGT(coin=coin), Objective(), ScriptedReceiver(accept, translator()), salt=salt)
+
+
+async def rescue_all(rule: SGTRule, count: int) -> Shared:
+    keys = [f"p{index}" for index in range(count)]
+    groups = [make_group(make_prompt(key), [0, 0]) for key in keys]
+    return await share(rule, groups, *[successes(b"ba", key=key) for key in keys])
+
+
+async def test_the_coin_keeps_its_share_of_rescues_out_of_the_rows() -> None:
+    shared = await rescue_all(rule_with(0.5), 200)
+    delivered = {rescue.prompt.id for rescue in shared.rescues}
+    withheld = {rescue.prompt.id for rescue in shared.withheld}
+    assert len(delivered) + len(withheld) == 200 and not delivered & withheld
+    assert abs(len(withheld) - 100) < 4 * np.sqrt(200 * 0.25)
+    assert sum(row.stream is Stream.RESCUE for row in shared.rows) == len(delivered) == shared.counters["rescues"]
+    assert shared.counters["rescues/withheld"] == len(withheld)
+
+
+async def test_a_prompt_stays_in_its_arm_however_often_it_comes() -> None:
+    rule = rule_with(0.5)
+    first, again = await rescue_all(rule, 40), await rescue_all(rule, 40)
+    assert [each.prompt.id for each in first.withheld] == [each.prompt.id for each in again.withheld]
+
+
+async def test_without_a_coin_everything_is_delivered() -> None:
+    assert not (await rescue_all(rule_with(0.0), 40)).withheld
+
+
+def test_agents_and_seeds_throw_coins_of_their_own() -> None:
+    keys = [PromptId(f"p{index}") for index in range(64)]
+    sides = {salt: tuple(is_withheld(key, coin=0.5, salt=salt) for key in keys) for salt in ("0/alpha", "0/beta", "1/alpha")}
+    assert len(set(sides.values())) == 3
+
+
+def rollouts(*texts_and_rewards: tuple[bytes, float], finished: bool = True) -> RolloutGroup:
+    texts = [text for text, _ in texts_and_rewards]
+    lengths = np.array([len(text) for text in texts], dtype=np.int32)
+    count = len(texts)
+    return RolloutGroup(
+        agent=AgentName("beta"),
+        step=0,
+        version=Version(0, 0),
+        prompt_id=PromptId("p0"),
+        task="reverse",
+        messages=(),
+        texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
+        text_lengths=lengths,
+        token_ends=lengths,
+        token_counts=np.ones(count, dtype=np.int32),
+        ids=np.zeros(count, dtype=np.int32),
+        logprobs=np.zeros(count, dtype=np.float32),
+        finished=np.full(count, finished),
+        rewards=np.array([reward for _, reward in texts_and_rewards], dtype=np.float32),
+        reward_fingerprint="r",
+        tokenizer="source",
+        temperature=1.0,
+    )
+
+
+async def placebo(record: RolloutGroup) -> list[bytes]:
+    rule = SGTPlaceboRule(SGTPlacebo(), Objective(), ScriptedReceiver(accept, translator()))
+    group = make_group(make_prompt(), [0, 0])
+    shared = await rule.share([group], {group.prompt.id: [record]}, step=0, steps=1, rng=np.random.default_rng(0))
+    return [rescue.source.text for rescue in shared.rescues]
+
+
+async def test_the_placebo_imitates_what_the_peer_got_wrong() -> None:
+    assert await placebo(rollouts((b"ba", 1.0), (b"ab", 0.0), (b"ba", 1.0))) == [b"ab"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        rollouts((b"ab", 0.0), (b"bb", 0.0)),
+        rollouts((b"ba", 1.0), (b"ba", 1.0)),
+        rollouts((b"ba", 1.0), (b"ab", 0.0), finished=False),
+        rollouts((b"ba", 1.0), (b"ab", float("nan"))),
+        rollouts((b"ab", 1.0), (b"ba", 0.0)),
+    ],
+    ids=["no success", "no failure", "cut off", "not judged", "right by the receiver's reward"],
+)
+async def test_the_placebo_needs_a_success_and_a_finished_failure_beside_it(record: RolloutGroup) -> None:
+    assert await placebo(record) == []
+
+
+async def test_the_trial_tells_of_both_arms_with_the_final_answers() -> None:
+    trial = CoinTrial()
+    shared = await rescue_all(rule_with(0.5), 20)
+    trial.take(shared)
+    (task,) = trial.tasks()
+    score = TaskScore(
+        task=task.name,
+        accuracy=0.5,
+        correct=np.arange(20) % 2 == 0,
+        prompt_ids=tuple(prompt.id for prompt in task.heldout),
+        mean_length=1.0,
+        eos_rate=1.0,
+    )
+    lines = list(trial.lines([score]))
+    withheld = {rescue.prompt.id for rescue in shared.withheld}
+    assert [line["delivered"] for line in lines] == [line["prompt_id"] not in withheld for line in lines]
+    assert [line["correct"] for line in lines] == [True, False] * 10

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import ALONE, TAUGHT, Finals, make_manifest, write_lines, write_run
 
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated
+from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SGTPlacebo
 from mutualrl import exit_codes
 from mutualrl.compare import judge_gain, run_compare, run_pairs
 from mutualrl.config import Run
@@ -101,7 +101,7 @@ def test_every_rule_and_seed_runs_once_seed_by_seed(config: Path) -> None:
 
 def test_a_rule_of_the_agents_own_kind_keeps_its_settings(config: Path) -> None:
     fake = FakeUp()
-    run(config, fake, ["isolated", "prp", "xgrpo", "sgt", "sgt_ungated"], overrides=["defaults.sharing.window=3"])
+    run(config, fake, ["isolated", "prp", "xgrpo", "sgt", "sgt_ungated", "sgt_placebo"], overrides=["defaults.sharing.window=3"])
     sharing = {
         name.removesuffix("-seed0"): {agent: made.agents[agent].sharing for agent in made.agents}
         for name, made in fake.runs.items()
@@ -111,6 +111,7 @@ def test_a_rule_of_the_agents_own_kind_keeps_its_settings(config: Path) -> None:
     assert sharing["xgrpo"] == {"alpha": XGRPO(), "beta": XGRPO(max_lag=5)}
     assert sharing["sgt"] == {"alpha": SGT(lambda_=1.0, window=3, gate="on"), "beta": SGT()}
     assert sharing["sgt_ungated"] == {"alpha": SGT(lambda_=1.0, window=3, gate="off"), "beta": SGT(gate="off")}
+    assert sharing["sgt_placebo"] == {"alpha": SGTPlacebo(lambda_=1.0, window=3), "beta": SGTPlacebo()}
 
 
 def test_equal_budget_samples_as_much_as_all_agents_together(config: Path) -> None:

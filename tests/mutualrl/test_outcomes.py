@@ -31,6 +31,7 @@ def record(answers: Answers) -> RunRecord:
         evals=tuple(lines),
         steps=(),
         rescues=(),
+        trial=(),
         exchange=None,
         manifest=None,
         unreadable_lines=0,
