@@ -29,6 +29,17 @@ def exact_match(completions: Sequence[object], answer: Sequence[object], **_: ob
     ]
 
 
+def first_line_match(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
+    """1.0 where the completion's first line that is not blank equals the answer but for space around them, else 0.0.
+
+    For base models, which go on with a next question behind their answer. None where there is no answer.
+    """
+    return [
+        None if right is None else float(_text(completion).strip().partition("\n")[0].strip() == str(right).strip())
+        for completion, right in zip(completions, answer, strict=True)
+    ]
+
+
 def contains_answer(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
     """1.0 where the answer, less the space around it, stands anywhere in the completion, else 0.0; None without answer."""
     return [
@@ -42,7 +53,11 @@ def _text(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
-BUILT_IN: Mapping[str, RewardCallable] = {"exact_match": exact_match, "contains_answer": contains_answer}
+BUILT_IN: Mapping[str, RewardCallable] = {
+    "exact_match": exact_match,
+    "first_line_match": first_line_match,
+    "contains_answer": contains_answer,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

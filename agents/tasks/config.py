@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from agents.bounds import check_range
+from agents.bounds import MANY, check_range
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -44,16 +44,40 @@ class Sort(Reverse, frozen=True, kw_only=True, tag="sort"):
     """Sort the letters of a string of `length` letters of `alphabet`."""
 
 
-class Add(_Task, frozen=True, kw_only=True, tag="add"):
-    """Add two whole numbers from 0 to `largest`."""
+class _Numbers(_Task, frozen=True, kw_only=True):
+    """Whole numbers from `smallest` to `largest`, both included."""
 
+    smallest: int = 0
     largest: int = 20
     limit: int = 4096
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "largest", ge=1)
+        check_range(self, "smallest", ge=0, le=MANY)
+        check_range(self, "largest", gt=self.smallest, le=MANY)
         check_range(self, "limit", ge=2)
+
+
+class Add(_Numbers, frozen=True, kw_only=True, tag="add"):
+    """Add two whole numbers from `smallest` to `largest`."""
+
+
+class Subtract(_Numbers, frozen=True, kw_only=True, tag="subtract"):
+    """Take a whole number from one that is no smaller, both from `smallest` to `largest`."""
+
+    largest: int = 19
+
+
+class Multiply(_Numbers, frozen=True, kw_only=True, tag="multiply"):
+    """Multiply two whole numbers from `smallest` to `largest`."""
+
+    largest: int = 12
+
+
+class Greatest(_Numbers, frozen=True, kw_only=True, tag="greatest"):
+    """Name the greatest of three whole numbers from `smallest` to `largest`."""
+
+    largest: int = 99
 
 
 class SwapWords(_Task, frozen=True, kw_only=True, tag="swap_words"):
@@ -84,4 +108,4 @@ class Data(_Task, frozen=True, kw_only=True, tag="data"):
         check_range(self, "limit", ge=2)
 
 
-TaskConfig = Reverse | Sort | Add | SwapWords | Data
+TaskConfig = Reverse | Sort | Add | Subtract | Multiply | Greatest | SwapWords | Data

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from agents.errors import TaskError
 from agents.tasks import problems
-from agents.tasks.config import Add, Data, Reverse, Sort, SwapWords, TaskConfig
+from agents.tasks.config import Add, Data, Greatest, Multiply, Reverse, Sort, Subtract, SwapWords, TaskConfig
 from agents.tasks.data import read_data
 from agents.types import Prompt
 from exchange.types import Message, PromptId
@@ -32,6 +33,32 @@ class TaskData:
     name: str
     train: list[Prompt]
     heldout: list[Prompt]
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits of the SHA-256 of both lists in their order: ids, messages and columns.
+
+        Equal in every process that has the same prompts, and another where a column, the split or the order differs.
+        Values that JSON does not know (images) count by their type alone.
+        """
+        digest = hashlib.sha256(self.name.encode())
+        for prompts in (self.train, self.heldout):
+            digest.update(b"\n--\n")
+            for prompt in prompts:
+                row = [
+                    prompt.id,
+                    prompt.conversational,
+                    [[each.role, each.content] for each in prompt.messages],
+                    prompt.columns,
+                ]
+                digest.update(msgspec.json.encode(row, enc_hook=_stand_in, order="deterministic") + b"\n")
+        return digest.hexdigest()[:32]
+
+
+def _stand_in(value: object) -> object:
+    return (
+        value.tolist() if isinstance(value, np.ndarray | np.generic) else f"{type(value).__module__}.{type(value).__qualname__}"
+    )
 
 
 def prompt_id(task: str, messages: tuple[Message, ...]) -> PromptId:
@@ -111,6 +138,9 @@ SOURCES: Mapping[type, Callable[[Any, random.Random], list[Prompt]]] = {
     Reverse: _generated(problems.reverse),
     Sort: _generated(problems.sort),
     Add: _generated(problems.add),
+    Subtract: _generated(problems.subtract),
+    Multiply: _generated(problems.multiply),
+    Greatest: _generated(problems.greatest),
     SwapWords: _generated(problems.swap_words),
     Data: _from_data,
 }

@@ -1,15 +1,16 @@
-"""Generated string tasks: each kind is a finite, indexed space of (problem, answer) pairs.
+"""Generated tasks: each kind is a finite, indexed space of (problem, answer) pairs.
 
 An index is all that has to be drawn, so a small space is enumerated and a huge one (26 letters, 32 places) costs nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.errors import TaskError
-from agents.tasks.config import Add, Reverse, Sort, SwapWords
+from agents.tasks.config import Add, Greatest, Multiply, Reverse, Sort, Subtract, SwapWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +64,58 @@ def sort(config: Sort) -> Space:
 
 def add(config: Add) -> Space:
     """Ordered pairs of whole numbers and their sums."""
-    count = config.largest + 1
 
     def at(index: int) -> tuple[str, str]:
-        left, right = divmod(index, count)
+        left, right = _numbers_at(config, 2, index)
         return f"{left}+{right}", str(left + right)
 
-    return Space(size=count**2, at=at, template="{x}=")
+    return Space(size=_count(config) ** 2, at=at, template="{x}=")
+
+
+def multiply(config: Multiply) -> Space:
+    """Ordered pairs of whole numbers and their products."""
+
+    def at(index: int) -> tuple[str, str]:
+        left, right = _numbers_at(config, 2, index)
+        return f"{left}*{right}", str(left * right)
+
+    return Space(size=_count(config) ** 2, at=at, template="{x}=")
+
+
+def subtract(config: Subtract) -> Space:
+    """Pairs of whole numbers, the second not the greater, and their differences."""
+    count = _count(config)
+
+    def at(index: int) -> tuple[str, str]:
+        # The pairs with left = 0, 1, 2 … are 1, 2, 3 … in number, so those before `left` are left·(left + 1)/2.
+        left = (math.isqrt(8 * index + 1) - 1) // 2
+        right = index - left * (left + 1) // 2
+        return f"{config.smallest + left}-{config.smallest + right}", str(left - right)
+
+    return Space(size=count * (count + 1) // 2, at=at, template="{x}=")
+
+
+def greatest(config: Greatest) -> Space:
+    """Three whole numbers and the greatest of them."""
+
+    def at(index: int) -> tuple[str, str]:
+        numbers = _numbers_at(config, 3, index)
+        return ", ".join(map(str, numbers)), str(max(numbers))
+
+    return Space(size=_count(config) ** 3, at=at, template="greatest of {x}:")
+
+
+def _count(config: Add | Subtract | Multiply | Greatest) -> int:
+    return config.largest - config.smallest + 1
+
+
+def _numbers_at(config: Add | Multiply | Greatest, places: int, index: int) -> tuple[int, ...]:
+    """The index-th tuple of `places` numbers of the task's range, the last one changing fastest."""
+    numbers = []
+    for _ in range(places):
+        index, number = divmod(index, _count(config))
+        numbers.append(config.smallest + number)
+    return tuple(reversed(numbers))
 
 
 def swap_words(config: SwapWords) -> Space:

@@ -45,6 +45,15 @@ async def test_built_in_rewards() -> None:
     assert scores.total.dtype == np.float32
 
 
+async def test_a_completion_that_ends_in_a_newline_counts_and_one_that_goes_on_counts_by_its_first_line() -> None:
+    texts = [b"12\n", b"\n 12 \nQ: 3+4=7", b"12 Q", b"13\n12", b"12"]
+    scores = await Rewards(["exact_match", "first_line_match"]).score(
+        [prompt(answer=each) for each in ["12"] * 4 + [None]], texts
+    )
+    np.testing.assert_array_equal(scores.by_function["exact_match"], [1, 0, 0, 0, np.nan])
+    np.testing.assert_array_equal(scores.by_function["first_line_match"], [1, 1, 0, 0, np.nan])
+
+
 async def test_abstaining_is_not_zero() -> None:
     rows = [prompt("a"), prompt("b")]
     scores = await Rewards([only_b]).score(rows, [b"xx", b"xx"])
@@ -223,7 +232,7 @@ async def test_async_functions_and_objects() -> None:
 def test_finding_functions() -> None:
     assert find_reward("textwrap:dedent").name == "dedent"
     for reference, message in [
-        ("exact_matsch", "unknown reward 'exact_matsch'; built in are exact_match, contains_answer"),
+        ("exact_matsch", "unknown reward 'exact_matsch'; built in are exact_match, first_line_match, contains_answer"),
         ("no.such.module:f", "cannot be imported: ModuleNotFoundError"),
         ("math:absent", "cannot be imported: AttributeError"),
         ("math:pi", "is not callable"),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.errors import TaskError
-from agents.tasks.config import Add, Data, Reverse, Sort, SwapWords, TaskConfig
+from agents.tasks.config import Add, Data, Greatest, Multiply, Reverse, Sort, Subtract, SwapWords, TaskConfig
 from agents.tasks.load import TaskData, load_task, prompt_id
 from agents.tasks.schedule import draw
 from exchange.types import Message
@@ -28,6 +32,11 @@ def answers(task: TaskData) -> dict[str, object]:
         (Reverse(name="r"), 216, "reverse abd:", "dba"),
         (Sort(name="s"), 216, "sort dab:", "abd"),
         (Add(name="a"), 441, "20+3=", "23"),
+        (Add(name="a2", smallest=10, largest=99, limit=9000), 8100, "10+99=", "109"),
+        (Subtract(name="m"), 210, "19-3=", "16"),
+        (Subtract(name="m2", smallest=10, largest=20, heldout=6), 66, "20-10=", "10"),
+        (Multiply(name="x"), 169, "12*11=", "132"),
+        (Greatest(name="g", largest=9), 1000, "greatest of 3, 9, 7:", "9"),
         (SwapWords(name="w"), 132, "swap red cat:", "cat red"),
         (Reverse(name="t", template="{x} backwards {y}"), 216, "abd backwards {y}", "dba"),
     ],
@@ -36,6 +45,56 @@ def test_a_small_space_is_enumerated_with_right_answers(config: TaskConfig, size
     task = load_task(config, seed=0)
     assert len(answers(task)) == size == len(task.train) + len(task.heldout)
     assert answers(task)[problem] == answer
+
+
+@pytest.mark.parametrize("config", [Add(name="n", smallest=3, largest=8), Subtract(name="n"), Multiply(name="n", smallest=1)])
+def test_arithmetic_is_right_and_stays_in_its_range(config: Add | Subtract | Multiply) -> None:
+    task = load_task(msgspec.structs.replace(config, heldout=1), seed=0)
+    for problem, answer in answers(task).items():
+        numbers = [int(each) for each in re.split(r"\D", problem)[:2]]
+        assert config.smallest <= min(numbers) <= max(numbers) <= config.largest
+        assert eval(problem.removesuffix("=")) == int(str(answer)) >= 0
+
+
+def test_a_range_of_numbers_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="`largest` must be > 20 and <= 1000000000, got largest=10"):
+        Add(name="a", smallest=20, largest=10)
+
+
+def test_a_few_shot_prompt_is_a_template_of_several_lines() -> None:
+    task = load_task(Add(name="a", template="1+1=2\n2+3=5\n{x}="), seed=0)
+    assert answers(task)["1+1=2\n2+3=5\n20+3="] == "23"
+
+
+def test_the_fingerprint_is_of_prompts_columns_split_and_order() -> None:
+    def made(*, seed: int = 0, **settings: int) -> TaskData:
+        return load_task(msgspec.structs.replace(Add(name="a"), **settings), seed=seed)
+
+    task = made()
+    assert task.fingerprint == made().fingerprint
+    first = task.train[0]
+    other_column = replace(first, columns={**first.columns, "level": 1})
+    different = [
+        task,
+        made(seed=1),
+        made(heldout=65),
+        made(largest=21),
+        replace(task, name="b"),
+        replace(task, train=task.train[::-1]),
+        replace(task, train=[other_column, *task.train[1:]]),
+        replace(task, train=[*task.train[1:]]),
+    ]
+    assert len({each.fingerprint for each in different}) == len(different)
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_of_columns_or_on_addresses() -> None:
+    def with_columns(**columns: object) -> str:
+        prompt = replace(load_task(Add(name="a"), seed=0).train[0], columns=columns)
+        return TaskData(name="a", train=[prompt], heldout=[]).fingerprint
+
+    assert with_columns(a=1, b={"x": 1, "y": 2}) == with_columns(b={"y": 2, "x": 1}, a=1)
+    assert with_columns(a=np.arange(3)) == with_columns(a=[0, 1, 2]) != with_columns(a=np.arange(1, 4))
+    assert with_columns(a=object()) == with_columns(a=object())
 
 
 def test_a_huge_space_gives_limit_distinct_problems() -> None:
