@@ -13,7 +13,7 @@ import msgspec
 
 from agents.bounds import LONG_S, MANY, check_range
 from agents.objectives.config import Objective
-from agents.policies.config import HFPolicy, PolicyConfig, TinyPolicy
+from agents.policies.config import HFPolicy, LoRA, PolicyConfig, TinyPolicy
 from agents.samplers.config import Sampling
 from agents.sharing.config import SGT, SharingConfig
 from agents.tasks.config import TaskConfig
@@ -21,6 +21,7 @@ from agents.tasks.config import TaskConfig
 __all__ = [
     "AgentConfig",
     "HFPolicy",
+    "LoRA",
     "Objective",
     "PolicyConfig",
     "Sampling",
@@ -110,6 +111,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check_range(self, "min_step_s", ge=0, le=LONG_S)
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"`device` must be auto, cpu, mps, cuda or cuda:N (or xpu …), got device={self.device!r}")
+        if isinstance(self.policy, HFPolicy) and self.policy.device_map is not None and self.device != "auto":
+            raise ValueError(f'`device` must stay "auto" beside `policy.device_map`, got device={self.device!r}')
         if not self.rewards:
             raise ValueError("`rewards` must name at least one reward function, got rewards=()")
         if self.reward_weights is not None and len(self.reward_weights) != len(self.rewards):

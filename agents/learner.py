@@ -18,6 +18,7 @@ from agents.errors import NonFiniteError, ObjectiveError
 from agents.microbatch import MicroBatch, collate, completion_logits, split, token_logprobs
 from agents.objectives.component import Component, LogProbs
 from agents.optimizer import MasterAdamW
+from agents.policies.lora import adapter_off, has_adapter
 from agents.rows import Row, Stream
 
 MAX_NON_FINITE_STEPS = 5
@@ -66,8 +67,10 @@ class Learner:
             weight_decay=settings.weight_decay,
             max_grad_norm=settings.max_grad_norm,
         )
-        needs_ref = any(component.needs_ref for component in components)
-        self._reference = copy.deepcopy(model).requires_grad_(False) if needs_ref else None
+        self._needs_ref = any(component.needs_ref for component in components)
+        # Under LoRA the base weights do not move: the reference is the model with its adapter off.
+        copied = self._needs_ref and not has_adapter(model)
+        self._reference = copy.deepcopy(model).requires_grad_(False) if copied else model
         self._non_finite = 0
 
     def step(self, rows: Sequence[Row], *, prompts: int) -> dict[str, float]:
@@ -121,10 +124,13 @@ class Learner:
             chosen = [rows[index] for index in indices]
             batch = collate(chosen, pad_id=self._settings.pad_id, device=self._device, dtype=self._dtype)
             old = self._frozen(self._model, batch) if self._settings.num_iterations > 1 else None
-            wants_ref = self._reference is not None and rows[0].stream is Stream.OWN
-            ref = self._frozen(self._reference, batch) if wants_ref and self._reference is not None else None
-            planned.append(_Planned(batch, old, ref))
+            wants_ref = self._needs_ref and rows[0].stream is Stream.OWN
+            planned.append(_Planned(batch, old, self._under_reference(batch) if wants_ref else None))
         return planned
+
+    def _under_reference(self, batch: MicroBatch) -> Tensor:
+        with adapter_off(self._reference):
+            return self._frozen(self._reference, batch)
 
     @torch.no_grad()
     def _frozen(self, model: torch.nn.Module, batch: MicroBatch) -> Tensor:

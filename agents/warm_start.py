@@ -14,6 +14,7 @@ import torch
 
 from agents.config import WarmStart
 from agents.errors import TaskError
+from agents.policies.lora import adapter_dropout
 from agents.policies.policy import Policy
 from agents.policies.spelling import check_spelling
 from agents.tasks.load import TaskData
@@ -53,8 +54,9 @@ def warm_start(policy: Policy, config: WarmStart, tasks: Sequence[TaskData], *, 
     for _ in range(config.steps):
         which = rng.choice(len(examples), size=config.batch_size, p=shares / shares.sum())
         batch = [examples[task][rng.integers(len(examples[task]))] for task in which]
-        loss = _loss(policy, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with adapter_dropout(policy.model):  # around the backward pass too, which recomputes where gradients are checkpointed
+            loss = _loss(policy, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from agents.config import HFPolicy, PolicyConfig, TinyPolicy
 from agents.errors import PolicyError
+from agents.policies.lora import adapter_tensors, add_adapter, has_adapter, save_adapter
 from agents.policies.tiny import build_tiny
 from agents.policies.tokenizer import PolicyTokenizer
 from tokenalign.table import TokenKind
@@ -39,17 +40,32 @@ class Policy:
     device: torch.device
     max_context: int
 
+    def trainable_tensors(self) -> dict[str, torch.Tensor]:
+        """What training changes, by the names of the saved files: all weights, or the adapter's alone under LoRA.
+
+        The tensors are the model's own, detached: they change with it, and writing into them changes it.
+        """
+        if has_adapter(self.model):
+            return adapter_tensors(self.model)
+        return {name: each.detach() for name, each in self.model.named_parameters() if each.requires_grad}
+
     def save(self, path: Path) -> None:
-        """Write model and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them from `path`."""
-        self.model.save_pretrained(path)
+        """Write model and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them from `path`.
+
+        Under LoRA only the adapter is written, for PeftModel and AutoPeftModelForCausalLM; it names its base by `policy.path`.
+        """
+        if has_adapter(self.model):
+            save_adapter(self.model, path)
+        else:
+            self.model.save_pretrained(path)
         self.tokenizer.hf.save_pretrained(path)
 
 
 def build_policy(config: PolicyConfig, *, seed: int, device: str, dtype: str, threads: int) -> Policy:
     """Build or load the policy that the settings describe.
 
-    seed: draws a tiny policy's weights. device: "auto" takes CUDA where there is one, else the CPU. dtype: as torch
-    names it. threads: of torch, for the whole process. Raises PolicyError when it cannot be had.
+    seed: draws a tiny policy's weights, or an adapter's. device: "auto" takes CUDA where there is one, else the CPU.
+    dtype: as torch names it. threads: of torch, for the whole process. Raises PolicyError when it cannot be had.
     """
     torch.set_num_threads(threads)
     where = _usable_device(device)
@@ -82,12 +98,17 @@ def _build(config: PolicyConfig, seed: int, where: torch.device, torch_dtype: to
         prompt_format, max_context = "auto", config.max_context
     else:
         model, hf_tokenizer = _load(config, torch_dtype)
+        if config.lora is not None:
+            add_adapter(model, config.lora, seed=seed)
         prompt_format, max_context = config.prompt_format, _max_context(config, model)
     vocab_size = model.get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
     tokenizer = PolicyTokenizer(
         hf_tokenizer, vocab_size=vocab_size, prompt_format=prompt_format, more_eos_ids=_configured_eos_ids(model)
     )
-    model.to(device=where)  # type: ignore[call-arg]
+    if isinstance(config, HFPolicy) and config.device_map is not None:
+        where = model.get_input_embeddings().weight.device  # type: ignore[assignment]
+    else:
+        model.to(device=where)  # type: ignore[call-arg]
     model.train(isinstance(config, HFPolicy) and config.gradient_checkpointing)
     _close_holes(model, tokenizer, where)
     return Policy(model=model, tokenizer=tokenizer, device=where, max_context=max_context)
@@ -95,12 +116,18 @@ def _build(config: PolicyConfig, seed: int, where: torch.device, torch_dtype: to
 
 def _load(config: HFPolicy, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     code = config.trust_remote_code
+    if (Path(config.path) / "adapter_config.json").is_file() and not (Path(config.path) / "config.json").is_file():
+        raise PolicyError(
+            f"policy.path={config.path!r} holds a LoRA adapter without its base; merge the two with peft "
+            "(PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(...)) and name the result"
+        )
     model_config = AutoConfig.from_pretrained(config.path, trust_remote_code=code)
     _disable_dropout(model_config)
     model = AutoModelForCausalLM.from_pretrained(
         config.path,
         config=model_config,
         dtype=dtype,
+        device_map=config.device_map,
         attn_implementation=config.attn_implementation,
         trust_remote_code=code,
     )
