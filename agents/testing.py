@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.types import Completion, Group, Prompt
-from exchange.types import Message, PromptId, Version
+from exchange.types import AgentName, Message, PromptId, RolloutGroup, Version
 from tokenalign import Trace, Translation, Translator
 
 
@@ -115,4 +115,37 @@ def make_group(prompt: Prompt, rewards: Sequence[float], *, step: int = 0, ids: 
         step=step,
         version=Version(0, step),
         rewards=np.array(rewards, dtype=np.float32),
+    )
+
+
+def make_rollouts(
+    texts: list[bytes],
+    *,
+    agent: str = "beta",
+    finished: bool = True,
+    tokenizer: str = "source",
+    step: int = 0,
+) -> RolloutGroup:
+    """A peer's group: one source token for each text (log-prob -1, -2, …), and one of log-prob -0.5 for the end of sequence."""
+    counts = np.full(len(texts), 2 if finished else 1, dtype=np.int32)
+    ends = [[len(text)] * (2 if finished else 1) for text in texts]
+    logprobs = [[-1.0 - index] + ([-0.5] if finished else []) for index in range(len(texts))]
+    return RolloutGroup(
+        agent=AgentName(agent),
+        step=step,
+        version=Version(0, step),
+        prompt_id=make_prompt().id,
+        task="reverse",
+        messages=(Message(role="user", content="x"),),
+        texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
+        text_lengths=np.array([len(text) for text in texts], dtype=np.int32),
+        token_ends=np.array(ends, dtype=np.int32).ravel(),
+        token_counts=counts,
+        ids=np.arange(int(counts.sum()), dtype=np.int32),
+        logprobs=np.array(logprobs, dtype=np.float32).ravel(),
+        finished=np.full(len(texts), finished),
+        rewards=np.zeros(len(texts), dtype=np.float32),
+        reward_fingerprint="another reward",
+        tokenizer=tokenizer,
+        temperature=1.0,
     )

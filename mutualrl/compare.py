@@ -20,7 +20,7 @@ from typing import TextIO
 import msgspec
 
 from agents.config import AgentConfig
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SGTPlacebo, SharingConfig
+from agents.sharing.config import HACPO, PRP, SGT, XGRPO, Graft, Isolated, SGTPlacebo, SharingConfig
 from mutualrl import exit_codes
 from mutualrl.config import MAX_SEED, Run
 from mutualrl.errors import ConfigError, RunDirError
@@ -41,7 +41,7 @@ from mutualrl.schema import nearest
 
 Runner = Callable[[Sequence[str]], int]
 
-_KINDS: dict[str, type[Isolated] | type[PRP] | type[XGRPO] | type[SGT]] = {
+_KINDS: dict[str, type[SharingConfig]] = {
     CONTROL: Isolated,
     BUDGET_CONTROL: Isolated,
     "prp": PRP,
@@ -49,6 +49,8 @@ _KINDS: dict[str, type[Isolated] | type[PRP] | type[XGRPO] | type[SGT]] = {
     "sgt": SGT,
     "sgt_ungated": SGT,
     "sgt_placebo": SGTPlacebo,
+    "hacpo": HACPO,
+    "graft": Graft,
 }
 RULES = tuple(_KINDS)
 

@@ -7,8 +7,9 @@ from agents.objectives.config import Objective
 from agents.objectives.grpo import GRPOSurrogate
 from agents.objectives.kl import KLToReference
 from agents.objectives.nll import SuccessNLL
+from agents.objectives.peer_sequence import PeerSequencePolicy
 from agents.objectives.peer_surrogate import PeerSurrogate
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SharingConfig
+from agents.sharing.config import HACPO, PRP, SGT, XGRPO, Graft, Isolated, SharingConfig
 
 
 def components(objective: Objective, sharing: SharingConfig, *, max_completion_length: int) -> tuple[Component, ...]:
@@ -23,3 +24,7 @@ def components(objective: Objective, sharing: SharingConfig, *, max_completion_l
             return (*own, PeerSurrogate(objective, max_completion_length))
         case SGT():
             return (*own, SuccessNLL(sharing))
+        case HACPO():
+            return (*own, PeerSequencePolicy(alpha=sharing.alpha, min_ratio=sharing.min_ratio))
+        case Graft():
+            return (*own, PeerSequencePolicy(alpha=0.0, min_ratio=sharing.min_ratio))

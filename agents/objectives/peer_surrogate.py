@@ -64,11 +64,11 @@ class PeerSurrogate:
         return len(row.ids) if row.spans is None else len(row.spans.logprobs)
 
     def term(self, batch: MicroBatch, logprobs: LogProbs) -> Term:
-        log_ratio, row_of = self._log_ratios(batch, logprobs)
         if self._objective.importance_sampling_level == "sequence":
-            tokens = batch.mask.sum(-1).clamp(min=1)
-            log_ratio = torch.zeros_like(batch.weights).index_add(0, row_of, log_ratio) / tokens
-            row_of = torch.arange(len(batch.rows), device=row_of.device)
+            log_ratio = row_log_ratios(batch, logprobs)
+            row_of = torch.arange(len(batch.rows), device=log_ratio.device)
+        else:
+            log_ratio, row_of = peer_log_ratios(batch, logprobs)
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         loss = clipped(ratio, batch.advantages[row_of], self._objective) * batch.weights[row_of]
         if self._objective.loss_type == "grpo":
@@ -83,16 +83,23 @@ class PeerSurrogate:
             }
         return Term(loss.sum(), stats)
 
-    def _log_ratios(self, batch: MicroBatch, logprobs: LogProbs) -> tuple[Tensor, Tensor]:
-        """Log ratios [N] of all terms, and the row [N] that each belongs to."""
-        if batch.span_ids is None or batch.span_logprobs is None:
-            rows_BT = torch.arange(len(batch.rows), device=batch.mask.device).unsqueeze(-1).expand_as(batch.mask)
-            return (logprobs.current - logprobs.old)[batch.mask], rows_BT[batch.mask]
-        within = batch.span_ids >= 0
-        span_of = batch.span_ids[within]
-        # Spans lie one after the other, so that their sums can be taken in order: the same to the bit on any device's rerun.
-        tokens_of = torch.bincount(span_of, minlength=len(batch.span_logprobs))
-        sums = torch.segment_reduce(logprobs.current[within], "sum", lengths=tokens_of, initial=0.0)
-        lengths = [0 if row.spans is None else len(row.spans.logprobs) for row in batch.rows]
-        row_of = torch.repeat_interleave(torch.tensor(lengths, device=span_of.device))
-        return sums - batch.span_logprobs, row_of
+
+def peer_log_ratios(batch: MicroBatch, logprobs: LogProbs) -> tuple[Tensor, Tensor]:
+    """Log ratios [N] of all terms, spans or tokens, and the row [N] that each belongs to."""
+    if batch.span_ids is None or batch.span_logprobs is None:
+        rows_BT = torch.arange(len(batch.rows), device=batch.mask.device).unsqueeze(-1).expand_as(batch.mask)
+        return (logprobs.current - logprobs.old)[batch.mask], rows_BT[batch.mask]
+    within = batch.span_ids >= 0
+    span_of = batch.span_ids[within]
+    # Spans lie one after the other, so that their sums can be taken in order: the same to the bit on any device's rerun.
+    tokens_of = torch.bincount(span_of, minlength=len(batch.span_logprobs))
+    sums = torch.segment_reduce(logprobs.current[within], "sum", lengths=tokens_of, initial=0.0)
+    lengths = [0 if row.spans is None else len(row.spans.logprobs) for row in batch.rows]
+    row_of = torch.repeat_interleave(torch.tensor(lengths, device=span_of.device))
+    return sums - batch.span_logprobs, row_of
+
+
+def row_log_ratios(batch: MicroBatch, logprobs: LogProbs) -> Tensor:
+    """Log ratio [B] of each row: the sum of its terms' log ratios over its number of own tokens."""
+    log_ratio, row_of = peer_log_ratios(batch, logprobs)
+    return torch.zeros_like(batch.weights).index_add(0, row_of, log_ratio) / batch.mask.sum(-1).clamp(min=1)

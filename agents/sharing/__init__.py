@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated, SGTPlacebo, SharingConfig
+from agents.sharing.config import HACPO, PRP, SGT, XGRPO, Graft, Isolated, SGTPlacebo, SharingConfig
 from exchange.types import Kind
 
 if TYPE_CHECKING:
@@ -20,12 +20,16 @@ KINDS: dict[type[SharingConfig], frozenset[Kind]] = {
     XGRPO: frozenset({"rewards"}),
     SGT: frozenset({"successes"}),
     SGTPlacebo: frozenset({"rollouts"}),
+    HACPO: frozenset({"rollouts"}),
+    Graft: frozenset({"rollouts"}),
 }
 """Which experience each rule needs of its peers, by short name."""
 
 
 def make_rule(config: SharingConfig, objective: Objective, receiver: Receiver, *, salt: str = "") -> SharingRule:
     """The rule that a config names. salt: makes what a rule draws by hash differ between agents and seeds."""
+    from agents.sharing.graft import GraftRule
+    from agents.sharing.hacpo import HACPORule
     from agents.sharing.isolated import IsolatedRule
     from agents.sharing.prp import PRPRule
     from agents.sharing.sgt import SGTRule
@@ -43,3 +47,7 @@ def make_rule(config: SharingConfig, objective: Objective, receiver: Receiver, *
             return SGTPlaceboRule(config, objective, receiver, salt=salt)
         case SGT():
             return SGTRule(config, objective, receiver, salt=salt)
+        case HACPO():
+            return HACPORule(config, objective, receiver)
+        case Graft():
+            return GraftRule(config, objective, receiver)

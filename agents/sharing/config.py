@@ -85,4 +85,43 @@ class SGTPlacebo(SGT, frozen=True, kw_only=True, tag="sgt_placebo"):
     """
 
 
-SharingConfig = Isolated | PRP | XGRPO | SGT | SGTPlacebo
+class HACPO(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="hacpo"):
+    """Heterogeneous Agent Collaborative Policy Optimization: all peer rollouts, weighted by capability and by ratio.
+
+    alpha: how much more than a plain importance weight a small sequence ratio weakens a peer row (0: not). min_ratio:
+    sequence ratio below which a peer row has no weight (1 - delta in the paper). capability_window: batches over which an
+    agent's capability is its mean reward. max_capability_ratio: bound of the quotient of two capabilities, and of its
+    inverse. max_lag: in producer versions.
+    """
+
+    alpha: float = 1.0
+    min_ratio: float = 0.8
+    capability_window: int = 5
+    max_capability_ratio: float = 4.0
+    max_lag: int = 8
+
+    def __post_init__(self) -> None:
+        check_range(self, "alpha", ge=0, le=100)
+        check_range(self, "min_ratio", ge=0, le=1)
+        check_range(self, "capability_window", ge=1, le=MANY)
+        check_range(self, "max_capability_ratio", ge=1)
+        check_range(self, "max_lag", ge=0, le=MANY)
+
+
+class Graft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rule", tag="graft"):
+    """A group that failed throughout is replaced by a peer's group on the same prompt in which some succeeded.
+
+    threshold: reward from which a rollout is a success. min_ratio: sequence ratio below which a grafted row has no weight.
+    max_lag: in producer versions.
+    """
+
+    threshold: float = 1.0
+    min_ratio: float = 0.8
+    max_lag: int = 8
+
+    def __post_init__(self) -> None:
+        check_range(self, "min_ratio", ge=0, le=1)
+        check_range(self, "max_lag", ge=0, le=MANY)
+
+
+SharingConfig = Isolated | PRP | XGRPO | SGT | SGTPlacebo | HACPO | Graft

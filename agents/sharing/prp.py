@@ -17,34 +17,21 @@ most 0.5. Advantages stay over the union of own and kept peer rows, with the rec
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
 from agents.advantages import Advantages, batch_spread, group_advantages
 from agents.config import Objective
-from agents.rows import Row, Spans, Stream, own_rows
+from agents.rows import Row, Stream, own_rows
 from agents.sharing.config import PRP
 from agents.sharing.isolated import rewards_of
+from agents.sharing.rollouts import PeerRow, judge, offers, receive
 from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
-from agents.sharing.texts import unpack
 from agents.types import Group
 from exchange.types import Kind, PromptId, RolloutGroup
-from tokenalign import TokenAlignError, Trace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PeerRow:
-    """One peer completion that the receiver can hold: its text, receiver ids, and the peer's log-probs by span."""
-
-    text: bytes
-    ids: npt.NDArray[np.int32]
-    spans: Spans
 
 
 class PRPRule:
@@ -70,7 +57,7 @@ class PRPRule:
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         counters: Counter[str] = Counter({"prp/peer_rows": 0, "prp/pooled_groups": 0})
         kept = [self._keep(group, peers.get(group.prompt.id, ()), rng) for group in groups]
-        peer_rewards = await self._rewards(groups, kept)
+        peer_rewards = await judge(groups, [[row.source for row in rows] for rows in kept], self._receiver)
         unions = [np.concatenate([rewards_of(group), theirs]) for group, theirs in zip(groups, peer_rewards, strict=True)]
         batch_std = batch_spread(unions)
         advantages = [group_advantages(union, self._objective, batch_std) for union in unions]
@@ -82,7 +69,7 @@ class PRPRule:
             counters["prp/pooled_groups"] += bool(rows_kept)
         return Shared(rows=rows, counters=dict(counters))
 
-    def _rows(self, group: Group, kept: Sequence[_PeerRow], advantages: Advantages) -> list[Row]:
+    def _rows(self, group: Group, kept: Sequence[PeerRow], advantages: Advantages) -> list[Row]:
         return [
             Row(
                 stream=Stream.PEER,
@@ -96,25 +83,18 @@ class PRPRule:
             if not np.isnan(advantage)
         ]
 
-    async def _rewards(self, groups: Sequence[Group], kept: Sequence[Sequence[_PeerRow]]) -> list[npt.NDArray[np.float32]]:
-        """The receiver's own rewards on the kept peer rows, one array per group, from one call."""
-        prompts = [group.prompt for group, rows in zip(groups, kept, strict=True) for _ in rows]
-        texts = [row.text for rows in kept for row in rows]
-        rewards = await self._receiver.verify(prompts, texts) if texts else np.empty(0, dtype=np.float32)
-        return np.split(rewards, np.cumsum([len(rows) for rows in kept])[:-1]) if kept else []
-
-    def _keep(self, group: Group, experience: Sequence[PeerExperience], rng: np.random.Generator) -> list[_PeerRow]:
+    def _keep(self, group: Group, experience: Sequence[PeerExperience], rng: np.random.Generator) -> list[PeerRow]:
         """Translate the newest group of each peer and keep a share of it, drawn without looking at rewards."""
         newest = newest_of_each_peer(experience, RolloutGroup)
-        offered = [(record, index, text) for record in newest for index, text in enumerate(unpack(record))]
+        offered = [each for record in newest for each in offers(record)]
         most = self._most_peer_rows(group)
         order = [offered[int(chosen)] for chosen in rng.permutation(len(offered))]
         if self._objective.mask_truncated_completions:
-            order = [each for each in order if each[2].finished]
-        kept: list[_PeerRow] = []
+            order = [each for each in order if each.trace.finished]
+        kept: list[PeerRow] = []
         while order and len(kept) < most:
             drawn, order = order[: most - len(kept)], order[most - len(kept) :]
-            kept += self._translate(drawn)
+            kept += [row for row in receive(drawn, self._receiver) if row is not None]
         return kept
 
     def _most_peer_rows(self, group: Group) -> int:
@@ -124,28 +104,3 @@ class PRPRule:
             present &= np.array([completion.finished for completion in group.completions])
         share = Fraction(self._config.max_peer_share).limit_denominator(1000)
         return int(int(present.sum()) * share / (1 - share))
-
-    def _translate(self, drawn: Sequence[tuple[RolloutGroup, int, Trace]]) -> list[_PeerRow]:
-        """Those rows that the receiver can hold; it counts the ones that it refuses."""
-        rows: list[_PeerRow] = []
-        foreign = [trace for record, _, trace in drawn if record.tokenizer != self._receiver.tokenizer_fingerprint]
-        translated = self._receiver.translate(foreign)
-        numbers = iter(range(len(foreign)))
-        for record, index, trace in drawn:
-            with contextlib.suppress(TokenAlignError):
-                if record.tokenizer == self._receiver.tokenizer_fingerprint:
-                    rows.append(self._adopt(record, index, trace))
-                else:
-                    own = translated[next(numbers)]
-                    assert own.alignment is not None and own.span_logprobs is not None
-                    spans = Spans(span=own.alignment.group_b, logprobs=own.span_logprobs)
-                    rows.append(_PeerRow(text=trace.text, ids=own.ids, spans=spans))
-        return rows
-
-    def _adopt(self, record: RolloutGroup, index: int, trace: Trace) -> _PeerRow:
-        stop = int(record.token_counts[: index + 1].sum())
-        ids = self._receiver.adopt(trace, record.ids[stop - int(record.token_counts[index]) : stop])
-        logprobs = np.asarray(trace.logprobs, np.float64)
-        span = np.arange(len(ids), dtype=np.int32)
-        span[len(logprobs) :] = -1
-        return _PeerRow(text=trace.text, ids=ids, spans=Spans(span=span, logprobs=logprobs))

@@ -15,7 +15,7 @@ from agents.objectives.kl import KLToReference, k3
 from agents.objectives.nll import SuccessNLL
 from agents.objectives.peer_surrogate import PeerSurrogate
 from agents.rows import Row, Spans, Stream
-from agents.sharing.config import PRP, SGT, XGRPO, Isolated
+from agents.sharing.config import HACPO, PRP, SGT, XGRPO, Graft, Isolated, SharingConfig
 from agents.testing import BigramLM
 
 CPU = torch.device("cpu")
@@ -251,9 +251,9 @@ def test_k3_stays_finite(difference: float) -> None:
 
 
 def test_which_components_a_rule_brings() -> None:
-    def names(sharing: Isolated | PRP | XGRPO | SGT, beta: float = 0.0) -> list[str]:
+    def names(sharing: SharingConfig, beta: float = 0.0) -> list[str]:
         return [each.name for each in components(Objective(beta=beta), sharing, max_completion_length=4)]
 
     assert names(Isolated()) == names(XGRPO()) == ["policy"]
-    assert names(PRP()) == ["policy", "peer"]
+    assert names(PRP()) == names(HACPO()) == names(Graft()) == ["policy", "peer"]
     assert names(SGT(), beta=0.1) == ["policy", "kl", "rescue"]

@@ -11,46 +11,13 @@ from agents.sharing.config import PRP, Isolated
 from agents.sharing.isolated import IsolatedRule
 from agents.sharing.prp import PRPRule
 from agents.sharing.rule import Shared
-from agents.testing import ScriptedReceiver, make_group, make_prompt
+from agents.testing import ScriptedReceiver, make_group, make_prompt, make_rollouts
 from agents.types import Group, Prompt
-from exchange.types import AgentName, Message, RolloutGroup, Version
+from exchange.types import RolloutGroup
 from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer
 
 PLAIN = Objective(scale_rewards="none")
-
-
-def rollouts(
-    texts: list[bytes],
-    *,
-    agent: str = "beta",
-    finished: bool = True,
-    tokenizer: str = "source",
-    step: int = 0,
-) -> RolloutGroup:
-    """One source token for each text (log-prob -1, -2, …), and one of log-prob -0.5 for the end of sequence."""
-    counts = np.full(len(texts), 2 if finished else 1, dtype=np.int32)
-    ends = [[len(text)] * (2 if finished else 1) for text in texts]
-    logprobs = [[-1.0 - index] + ([-0.5] if finished else []) for index in range(len(texts))]
-    return RolloutGroup(
-        agent=AgentName(agent),
-        step=step,
-        version=Version(0, step),
-        prompt_id=make_prompt().id,
-        task="reverse",
-        messages=(Message(role="user", content="x"),),
-        texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
-        text_lengths=np.array([len(text) for text in texts], dtype=np.int32),
-        token_ends=np.array(ends, dtype=np.int32).ravel(),
-        token_counts=counts,
-        ids=np.arange(int(counts.sum()), dtype=np.int32),
-        logprobs=np.array(logprobs, dtype=np.float32).ravel(),
-        finished=np.full(len(texts), finished),
-        rewards=np.zeros(len(texts), dtype=np.float32),
-        reward_fingerprint="another reward",
-        tokenizer=tokenizer,
-        temperature=1.0,
-    )
 
 
 def judge(prompt: Prompt, text: bytes) -> float:
@@ -73,14 +40,14 @@ def of(shared: Shared, stream: Stream) -> list[Row]:
 
 async def test_advantages_are_over_the_union_with_the_receivers_own_rewards() -> None:
     # own 1, 0; peers "ba" -> 1 and "ab" -> 0 by the receiver's judge (the record says 0 and 0): mean 0.5
-    shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), rollouts([b"ba", b"ab"]))
+    shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), make_rollouts([b"ba", b"ab"]))
     assert [row.advantage for row in of(shared, Stream.OWN)] == [-0.25, -0.25]
     assert sorted(row.advantage for row in of(shared, Stream.PEER)) == [-0.25, 0.75]
 
 
 async def test_peer_rows_are_at_most_half_and_drawn_without_a_look_at_rewards() -> None:
     group = make_group(make_prompt(), [0, 0])
-    records = [rollouts([b"ba", b"ab", b"bb"]), rollouts([b"aa"], agent="gamma")]
+    records = [make_rollouts([b"ba", b"ab", b"bb"]), make_rollouts([b"aa"], agent="gamma")]
     good = 0
     for seed in range(200):
         shared = await share(make_rule(), group, *records, seed=seed)
@@ -92,12 +59,12 @@ async def test_peer_rows_are_at_most_half_and_drawn_without_a_look_at_rewards() 
 
 async def test_a_smaller_share_keeps_fewer() -> None:
     group = make_group(make_prompt(), [0, 0, 0, 1])
-    shared = await share(make_rule(PRP(max_peer_share=0.2)), group, rollouts([b"ba", b"ab", b"bb"]))
+    shared = await share(make_rule(PRP(max_peer_share=0.2)), group, make_rollouts([b"ba", b"ab", b"bb"]))
     assert len(of(shared, Stream.PEER)) == 1
 
 
 async def test_behaviour_spans_carry_the_peers_sums() -> None:
-    shared = await share(make_rule(PRP(weight=0.25)), make_group(make_prompt(), [0, 0]), rollouts([b"ba"]))
+    shared = await share(make_rule(PRP(weight=0.25)), make_group(make_prompt(), [0, 0]), make_rollouts([b"ba"]))
     (row,) = of(shared, Stream.PEER)
     assert row.spans is not None
     # receiver: b, a, <eos>; the peer's one token of log-prob -1 covers "ba", its end of sequence -0.5 covers <eos>
@@ -108,20 +75,20 @@ async def test_behaviour_spans_carry_the_peers_sums() -> None:
 
 @pytest.mark.parametrize("tokenizer", ["source", "receiver"])
 async def test_every_row_of_a_group_carries_its_own_sums(tokenizer: str) -> None:
-    record = rollouts([b"b", b"ba", b"bab", b"baba"], tokenizer=tokenizer)
+    record = make_rollouts([b"b", b"ba", b"bab", b"baba"], tokenizer=tokenizer)
     shared = await share(make_rule(), make_group(make_prompt(), [0, 0, 0, 0]), record)
     sums = [row.spans.logprobs.tolist() for row in of(shared, Stream.PEER) if row.spans is not None]
     assert sorted(sums, reverse=True) == [[-1, -0.5], [-2, -0.5], [-3, -0.5], [-4, -0.5]]
 
 
 async def test_the_receiver_denominator_has_no_spans() -> None:
-    shared = await share(make_rule(PRP(denominator="receiver")), make_group(make_prompt(), [0, 0]), rollouts([b"ba"]))
+    shared = await share(make_rule(PRP(denominator="receiver")), make_group(make_prompt(), [0, 0]), make_rollouts([b"ba"]))
     (row,) = of(shared, Stream.PEER)
     assert row.spans is None
 
 
 async def test_an_equal_tokenizer_keeps_the_sampled_ids() -> None:
-    record = rollouts([b"ba"], tokenizer="receiver")
+    record = make_rollouts([b"ba"], tokenizer="receiver")
     shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), record)
     (row,) = of(shared, Stream.PEER)
     assert row.ids.tolist() == record.ids.tolist()
@@ -129,7 +96,7 @@ async def test_an_equal_tokenizer_keeps_the_sampled_ids() -> None:
 
 
 async def test_a_truncated_peer_row_gets_no_eos_and_can_be_masked() -> None:
-    record = rollouts([b"ba"], finished=False)
+    record = make_rollouts([b"ba"], finished=False)
     (row,) = of(await share(make_rule(), make_group(make_prompt(), [0, 0]), record), Stream.PEER)
     assert EOS_ID not in row.ids
     masked = make_rule(objective=Objective(mask_truncated_completions=True))
@@ -137,12 +104,12 @@ async def test_a_truncated_peer_row_gets_no_eos_and_can_be_masked() -> None:
 
 
 async def test_rows_that_the_receiver_cannot_hold_are_left_out() -> None:
-    shared = await share(make_rule(max_tokens=2), make_group(make_prompt(), [0, 1]), rollouts([b"ba", b"b"]))
+    shared = await share(make_rule(max_tokens=2), make_group(make_prompt(), [0, 1]), make_rollouts([b"ba", b"b"]))
     assert [len(row.ids) for row in of(shared, Stream.PEER)] == [2]
 
 
 async def test_the_newest_group_of_each_peer_counts() -> None:
-    records = [rollouts([b"ab"], step=1), rollouts([b"ba"], step=2)]
+    records = [make_rollouts([b"ab"], step=1), make_rollouts([b"ba"], step=2)]
     shared = await share(make_rule(), make_group(make_prompt(), [0, 0]), *records)
     assert [row.advantage for row in of(shared, Stream.PEER)] == [pytest.approx(2 / 3)]
 
@@ -160,7 +127,7 @@ async def test_without_peers_the_rows_are_grpos() -> None:
 
 async def test_abstaining_and_masked_own_rows_make_no_room_for_peers() -> None:
     nan = float("nan")
-    record = rollouts([b"ba", b"ab", b"bb", b"aa"])
+    record = make_rollouts([b"ba", b"ab", b"bb", b"aa"])
     shared = await share(make_rule(), make_group(make_prompt(), [1, nan, nan, nan]), record)
     assert (len(of(shared, Stream.OWN)), len(of(shared, Stream.PEER))) == (1, 1)
     group = make_group(make_prompt(), [1, 0, 0, 0])
@@ -172,5 +139,5 @@ async def test_abstaining_and_masked_own_rows_make_no_room_for_peers() -> None:
 @pytest.mark.parametrize(("own", "share_of_peers", "expected"), [(22, 0.12, 3), (4, 0.5, 4), (3, 0.25, 1), (2, 0.2, 0)])
 async def test_the_share_is_exact(own: int, share_of_peers: float, expected: int) -> None:
     rule = make_rule(PRP(max_peer_share=share_of_peers))
-    shared = await share(rule, make_group(make_prompt(), [1] + [0] * (own - 1)), rollouts([b"ba"] * 8))
+    shared = await share(rule, make_group(make_prompt(), [1] + [0] * (own - 1)), make_rollouts([b"ba"] * 8))
     assert len(of(shared, Stream.PEER)) == expected

@@ -7,10 +7,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from agents.config import Objective
 from agents.microbatch import MicroBatch, collate
 from agents.objectives.component import LogProbs
-from agents.objectives.peer_surrogate import PeerSurrogate
+from agents.objectives.peer_surrogate import peer_log_ratios
 from agents.rows import Row, Spans, Stream
 from tokenalign import Alignment, align, sum_spans
 
@@ -38,8 +37,7 @@ def peer_row(alignment: Alignment) -> Row:
 
 
 def span_sums(batch: MicroBatch, current: torch.Tensor) -> torch.Tensor:
-    surrogate = PeerSurrogate(Objective(), max_completion_length=8)
-    sums, _ = surrogate._log_ratios(batch, LogProbs(current=current, old=current))
+    sums, _ = peer_log_ratios(batch, LogProbs(current=current, old=current))
     return sums
 
 

@@ -108,6 +108,8 @@ RULES: list[dict[str, object]] = [
     {"rule": "xgrpo", "std": "own"},
     {"rule": "prp"},
     {"rule": "prp", "denominator": "receiver"},
+    {"rule": "hacpo"},
+    {"rule": "graft"},
 ]
 
 
@@ -118,7 +120,7 @@ async def test_without_peers_every_rule_is_isolated_bit_for_bit(
     assert_equal((await train(graded(sharing), tmp_path))["alpha"], isolated)
 
 
-@pytest.mark.parametrize("sharing", RULES[::2])
+@pytest.mark.parametrize("sharing", [*RULES[:6:2], *RULES[6:]])
 async def test_with_a_teacher_that_never_comes_every_rule_is_isolated_bit_for_bit(
     sharing: dict[str, object], isolated: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -186,7 +188,7 @@ async def test_an_agent_that_fails_leaves_a_checkpoint_of_the_steps_it_made(
     assert [path.name for path in (tmp_path / "checkpoints" / "alpha").iterdir()] == ["step-000002"]
 
 
-@pytest.mark.parametrize("sharing", [{"rule": "sgt", "lambda": 1.0}, {"rule": "prp"}, {"rule": "xgrpo"}])
+@pytest.mark.parametrize("sharing", [{"rule": "sgt", "lambda": 1.0}, {"rule": "prp"}, {"rule": "xgrpo"}, {"rule": "hacpo"}])
 async def test_lockstep_gives_the_same_numbers_twice(sharing: dict[str, object], tmp_path: Path) -> None:
     run = make_run(sharing, agents=2)
     for name in ("first", "second"):

@@ -101,7 +101,9 @@ def test_every_rule_and_seed_runs_once_seed_by_seed(config: Path) -> None:
 
 def test_a_rule_of_the_agents_own_kind_keeps_its_settings(config: Path) -> None:
     fake = FakeUp()
-    run(config, fake, ["isolated", "prp", "xgrpo", "sgt", "sgt_ungated", "sgt_placebo"], overrides=["defaults.sharing.window=3"])
+    run(
+        config, fake, ["isolated", "prp", "xgrpo", "sgt", "sgt_ungated", "sgt_placebo"], overrides=["defaults.sharing.window=3"]
+    )
     sharing = {
         name.removesuffix("-seed0"): {agent: made.agents[agent].sharing for agent in made.agents}
         for name, made in fake.runs.items()
