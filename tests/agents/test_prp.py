@@ -45,6 +45,7 @@ async def test_advantages_are_over_the_union_with_the_receivers_own_rewards() ->
     assert sorted(row.advantage for row in of(shared, Stream.PEER)) == [-0.25, 0.75]
 
 
+@pytest.mark.slow
 async def test_peer_rows_are_at_most_half_and_drawn_without_a_look_at_rewards() -> None:
     group = make_group(make_prompt(), [0, 0])
     records = [make_rollouts([b"ba", b"ab", b"bb"]), make_rollouts([b"aa"], agent="gamma")]

@@ -61,6 +61,7 @@ async def test_leaving_the_loop_or_cancelling_it_leaves_nothing_at_the_hub(servi
         assert len((await beta.gather(kinds={"rewards"})).rows) == 1
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_costs_the_others_nothing_and_is_told_what_it_missed(serving: Any) -> None:
     config = {"memory_bytes": 1 << 20, "credit_bytes": 1 << 19}
     async with serving(**config) as connect, connect("alpha") as alpha, connect("slow") as slow, connect("fast") as fast:

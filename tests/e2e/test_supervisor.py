@@ -20,6 +20,8 @@ from mutualrl.rundir import RunDir
 from mutualrl.spawn import DeathPipe, spawn
 from mutualrl.supervise import Deadlines, Supervisor
 
+pytestmark = pytest.mark.slow
+
 SIGTERM_WAITS = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
 UNTIL_STOPPED = SIGTERM_WAITS + "print('up', flush=True); signal.sigwait({signal.SIGTERM}); print('saved')"
 HUB = UNTIL_STOPPED

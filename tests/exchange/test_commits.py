@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,6 +196,7 @@ def test_a_hub_without_a_disk_refuses_durable_records() -> None:
     assert isinstance(answer, Refused) and answer.reason == "not_durable"
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(["send", "again", "accepted", "take", "done", "fail"]), max_size=40))
 def test_every_request_is_answered_exactly_once(steps: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hub_answers import gather, hello, rows, two
 from hypothesis import example, given, settings
 
@@ -24,6 +25,7 @@ BUSY = [("rollouts", "alpha", 40), ("rewards", "beta", 0)] * 12
 AGED = [("successes", "alpha", 9), ("wait", "alpha", 40), ("rewards", "alpha", 0), ("wait", "alpha", 40)]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @example(script=BUSY)
 @example(script=AGED)

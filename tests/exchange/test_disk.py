@@ -133,6 +133,7 @@ def test_an_index_is_made_anew_from_the_segments(opened: Opened, tmp_path: Path,
     assert stats.damaged_index == (str(path.with_name("index.sqlite3.damaged-1")) if harm == "damaged" else None)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_a_power_cut_takes_the_end_of_the_indexs_log_and_nothing_else(data: st.DataObject) -> None:

@@ -77,6 +77,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> type[Held]:
     return Holding
 
 
+@pytest.mark.slow
 async def test_signs_of_life_do_not_wait_behind_experience_in_either_direction(held: type[Held]) -> None:
     held.open.set()
     async with (
@@ -149,6 +150,7 @@ async def cuttable(port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
         yield server.sockets[0].getsockname()[1], cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_lane", ["control", "data"])
 async def test_what_a_broken_connection_has_lost_is_sent_again(monkeypatch: pytest.MonkeyPatch, cut_lane: str) -> None:
     async with AsyncExitStack() as stack:

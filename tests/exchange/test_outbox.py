@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from exchange.messages import Ping
 from exchange.outbox import EAGER_BYTES, Outbox
 from exchange.wire import Buffer, encode_message, hub_decoder, messages_in
@@ -25,6 +27,7 @@ class Line:
         return self.open
 
 
+@pytest.mark.slow
 def test_what_was_held_back_arrives_whole_however_much_it_was() -> None:
     line = Line()
     outbox = Outbox(line)

@@ -254,6 +254,7 @@ OPERATIONS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(OPERATIONS, max_size=60))
 def test_every_request_ends_exactly_once_whatever_happens(script: list[tuple[str, int]]) -> None:

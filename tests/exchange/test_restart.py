@@ -129,6 +129,7 @@ async def test_a_named_consumer_goes_on_where_it_was_and_the_accounts_add_up(tmp
     assert handed == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
+@pytest.mark.slow
 async def test_retention_and_checkpoint_come_after_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "UPKEEP_INTERVAL_S", 0.0)
     async with serving(tmp_path, disk_bytes=100_000) as endpoint, exchange.connect(endpoint, name="alpha", run_id="r") as alpha:

@@ -65,6 +65,7 @@ async def test_ipv6_is_on_where_the_address_asks_for_it() -> None:
     router.close()
 
 
+@pytest.mark.slow
 def test_contexts_and_sockets_are_made_in_one_place() -> None:
     makers = {
         path.name

@@ -122,6 +122,7 @@ def test_a_worker_that_says_hello_again_has_no_gather_waiting_from_before() -> N
     assert driver.hub.stats().waiting_gathers == 0, "its process may be a new one, which counts its requests anew"
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 60) | st.none(), max_size=40), st.integers(1 << 12, 1 << 15))
 def test_a_reader_gets_every_row_once_or_is_told_up_to_where_some_are_gone(script: list[int | None], max_bytes: int) -> None:

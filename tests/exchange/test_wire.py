@@ -155,6 +155,7 @@ def test_nesting_is_measured_before_decoding_at_every_recursion_limit() -> None:
         sys.setrecursionlimit(limit)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     st.recursive(

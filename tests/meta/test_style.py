@@ -30,14 +30,19 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
 def functions(path: Path) -> Iterator[Function]:
-    return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+    return (node for node in nodes(path) if isinstance(node, Function))
 
 
 def imported(path: Path) -> set[str]:
     """Top names of everything that a file imports, wherever in the file."""
     names = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -115,7 +120,7 @@ def test_nothing_here_runs_what_it_loads() -> None:
     assert {path: names for path, names in picklers.items() if names} == {}
     careless = []
     for path in CODE:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
                 plain = {"np.load": ("allow_pickle", False), "torch.load": ("weights_only", True)}
                 name = f"{node.func.value.id}.{node.func.attr}"

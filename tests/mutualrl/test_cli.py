@@ -91,6 +91,7 @@ def test_a_report_on_nothing_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "code"), [("steps", 0), ("stepz", 2)])
 def test_output_that_nobody_reads_changes_no_exit_code(starter: Path, key: str, code: int) -> None:
     reader, writer = os.pipe()

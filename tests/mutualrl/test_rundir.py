@@ -41,6 +41,7 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from mutualrl.rundir import new_run_dir\n"

@@ -186,6 +186,7 @@ def live(deeds: list[tuple[object, ...]], draw: Callable[[int], int]) -> None:
         machine.index.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.lists(DEEDS, max_size=10), st.data())
 def test_what_was_committed_survives_everything(deeds: list[tuple[object, ...]], data: st.DataObject) -> None:

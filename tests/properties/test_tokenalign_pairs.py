@@ -364,6 +364,7 @@ def toy_crossings(draw: st.DrawFn) -> Crossing:
     return crossed(source, receiver, spoken(source, draw(st.lists(one, min_size=1, max_size=3))))
 
 
+@pytest.mark.slow
 @each_property
 @settings(max_examples=20, deadline=None, suppress_health_check=QUIET)
 @given(crossing=toy_crossings())

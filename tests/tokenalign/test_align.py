@@ -215,6 +215,7 @@ def align_rows(rows: list[Row]) -> Alignment:
     return align_batch(np.array(a, int), cu_a, np.array(b, int), cu_b, eos_a=eos_a, eos_b=eos_b, open_end=open_end)
 
 
+@pytest.mark.slow
 @QUICK
 @given(batches())
 def test_a_batch_is_its_texts_one_by_one(rows: list[Row]) -> None:
@@ -227,6 +228,7 @@ def test_a_batch_is_its_texts_one_by_one(rows: list[Row]) -> None:
     assert len(whole) == sum(len(whole[text]) for text in range(len(rows)))
 
 
+@pytest.mark.slow
 @QUICK
 @given(batches())
 def test_a_batch_shares_no_byte_between_texts(rows: list[Row]) -> None:

@@ -115,6 +115,7 @@ def with_names(kind: str) -> tuple[Encoder, list[str], set[int]]:
     return encoder, names, set(np.flatnonzero(encoder.table.kinds == TokenKind.SPECIAL).tolist()) - {definition.unk_id}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(REACHABLE))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

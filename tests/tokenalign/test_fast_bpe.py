@@ -164,6 +164,7 @@ def test_a_kept_proof_gives_the_same_ids(kind: str, kept_in: Path, monkeypatch: 
         assert again.encode(nasty.encode()).tolist() == ENCODERS[kind][1].encode(nasty.encode()).tolist()
 
 
+@pytest.mark.slow
 def test_kept_ids_that_do_not_fit_the_table_are_proved_anew(kept_in: Path) -> None:
     Encoder(byte_bpe_tokenizer())
     (file,) = kept_in.iterdir()

@@ -87,6 +87,7 @@ def batches(draw: st.DrawFn) -> list[Trace]:
     return traces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(traces=batches())
 @QUICK

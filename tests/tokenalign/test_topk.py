@@ -151,6 +151,7 @@ def test_every_toy_token_is_matched_as_defined(name_a: str, name_b: str, prefix:
     assert list(zip(vmap.to_b.tolist(), vmap.match.tolist(), strict=True)) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_map_and_masses_of_any_vocabularies(data: st.DataObject) -> None:

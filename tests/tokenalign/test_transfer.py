@@ -150,6 +150,7 @@ def test_to_itself_is_the_identity_to_the_bit(tokens: list[tuple[int, float]]) -
     assert project_mask(values > 0, alignment).tolist() == (values > 0).tolist()
 
 
+@pytest.mark.slow
 @QUICK
 @given(traces(), st.sampled_from(["bytes", "uniform", "prior"]))
 def test_a_split_keeps_totals_and_says_what_is_known(
@@ -200,6 +201,7 @@ def test_splits_that_do_not_fit_are_refused() -> None:
         split_spans([0, 0], alignment, by="prior", prior_b=[0, 0])
 
 
+@pytest.mark.slow
 @QUICK
 @given(traces())
 def test_several_sources_ride_one_alignment(case: tuple[Alignment, np.ndarray]) -> None:
@@ -214,6 +216,7 @@ def test_several_sources_ride_one_alignment(case: tuple[Alignment, np.ndarray]) 
         np.testing.assert_array_equal(splits.values[:, k], split_spans(sums[:, k], alignment).values)
 
 
+@pytest.mark.slow
 @QUICK
 @given(traces())
 def test_labels_by_most_bytes(case: tuple[Alignment, np.ndarray]) -> None:

@@ -22,6 +22,7 @@ def through(ids: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], TABLE.ends(ids)])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(TEXT_IDS.tolist()), max_size=12), st.data())
 def test_only_the_very_bytes_are_spelled(chosen: list[int], data: st.DataObject) -> None:
