@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from agents.errors import NonFiniteError, ObjectiveError
-from agents.microbatch import MicroBatch, collate, completion_logits, split, token_logprobs
+from agents.microbatch import MicroBatch, collate, split
 from agents.objectives.component import Component, LogProbs
 from agents.optimizer import MasterAdamW
 from agents.policies.lora import adapter_off, has_adapter
 from agents.rows import Row, Stream
+from agents.scoring import Scorer
 
 MAX_NON_FINITE_STEPS = 5
 
@@ -70,7 +71,9 @@ class Learner:
         self._needs_ref = any(component.needs_ref for component in components)
         # Under LoRA the base weights do not move: the reference is the model with its adapter off.
         copied = self._needs_ref and not has_adapter(model)
-        self._reference = copy.deepcopy(model).requires_grad_(False) if copied else model
+        self._score = Scorer(model, temperature=settings.temperature)
+        reference = copy.deepcopy(model).requires_grad_(False) if copied else None
+        self._score_reference = self._score if reference is None else Scorer(reference, temperature=settings.temperature)
         self._non_finite = 0
 
     def step(self, rows: Sequence[Row], *, prompts: int) -> dict[str, float]:
@@ -123,18 +126,19 @@ class Learner:
         for indices in split(rows, self._settings.micro_batch_size):
             chosen = [rows[index] for index in indices]
             batch = collate(chosen, pad_id=self._settings.pad_id, device=self._device, dtype=self._dtype)
-            old = self._frozen(self._model, batch) if self._settings.num_iterations > 1 else None
+            old = self._frozen(batch) if self._settings.num_iterations > 1 else None
             wants_ref = self._needs_ref and rows[0].stream is Stream.OWN
             planned.append(_Planned(batch, old, self._under_reference(batch) if wants_ref else None))
         return planned
 
-    def _under_reference(self, batch: MicroBatch) -> Tensor:
-        with adapter_off(self._reference):
-            return self._frozen(self._reference, batch)
+    @torch.no_grad()
+    def _frozen(self, batch: MicroBatch) -> Tensor:
+        return self._score(batch)
 
     @torch.no_grad()
-    def _frozen(self, model: torch.nn.Module, batch: MicroBatch) -> Tensor:
-        return token_logprobs(completion_logits(model, batch, temperature=self._settings.temperature), batch)
+    def _under_reference(self, batch: MicroBatch) -> Tensor:
+        with adapter_off(self._model):
+            return self._score_reference(batch)
 
     def _accumulate(
         self,
@@ -149,8 +153,7 @@ class Learner:
             active = [each for each in self._components if each.stream is stream]
             denominators = [each.denominator(by_stream[stream], prompts) for each in active]
             for item in batches:
-                logits = completion_logits(self._model, item.batch, temperature=self._settings.temperature)
-                current = token_logprobs(logits, item.batch)
+                current = self._score(item.batch)
                 logprobs = LogProbs(current=current, old=current.detach() if item.old is None else item.old, ref=item.ref)
                 _compare_with_sampler(logprobs.old, item.batch, stats)
                 loss = torch.zeros((), device=self._device, dtype=self._dtype)

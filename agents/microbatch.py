@@ -39,8 +39,13 @@ class MicroBatch:
 
 
 def split(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
-    """Indices of at most `size` rows each, rows of like length together so that little is padded."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index].ids) + len(rows[index].prompt_ids))
+    """Indices of at most `size` rows each: those of one prompt together, and like lengths, so that little is computed twice."""
+
+    def key(index: int) -> tuple[int, bytes, int]:
+        row = rows[index]
+        return len(row.prompt_ids), row.prompt_ids.tobytes(), len(row.ids)
+
+    order = sorted(range(len(rows)), key=key)
     for start in range(0, len(order), size):
         yield order[start : start + size]
 
