@@ -59,19 +59,23 @@ class _Numbers(_Task, frozen=True, kw_only=True):
 
 
 class Add(_Numbers, frozen=True, kw_only=True, tag="add"):
-    """Add two whole numbers from `smallest` to `largest`."""
+    """Add two whole numbers from `smallest` to `largest`. sign: what stands between them, space included."""
+
+    sign: str = "+"
 
 
 class Subtract(_Numbers, frozen=True, kw_only=True, tag="subtract"):
     """Take a whole number from one that is no smaller, both from `smallest` to `largest`."""
 
     largest: int = 19
+    sign: str = "-"
 
 
 class Multiply(_Numbers, frozen=True, kw_only=True, tag="multiply"):
     """Multiply two whole numbers from `smallest` to `largest`."""
 
     largest: int = 12
+    sign: str = "*"
 
 
 class Greatest(_Numbers, frozen=True, kw_only=True, tag="greatest"):

@@ -67,7 +67,7 @@ def add(config: Add) -> Space:
 
     def at(index: int) -> tuple[str, str]:
         left, right = _numbers_at(config, 2, index)
-        return f"{left}+{right}", str(left + right)
+        return f"{left}{config.sign}{right}", str(left + right)
 
     return Space(size=_count(config) ** 2, at=at, template="{x}=")
 
@@ -77,7 +77,7 @@ def multiply(config: Multiply) -> Space:
 
     def at(index: int) -> tuple[str, str]:
         left, right = _numbers_at(config, 2, index)
-        return f"{left}*{right}", str(left * right)
+        return f"{left}{config.sign}{right}", str(left * right)
 
     return Space(size=_count(config) ** 2, at=at, template="{x}=")
 
@@ -90,7 +90,7 @@ def subtract(config: Subtract) -> Space:
         # The pairs with left = 0, 1, 2 … are 1, 2, 3 … in number, so those before `left` are left·(left + 1)/2.
         left = (math.isqrt(8 * index + 1) - 1) // 2
         right = index - left * (left + 1) // 2
-        return f"{config.smallest + left}-{config.smallest + right}", str(left - right)
+        return f"{config.smallest + left}{config.sign}{config.smallest + right}", str(left - right)
 
     return Space(size=count * (count + 1) // 2, at=at, template="{x}=")
 

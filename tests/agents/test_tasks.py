@@ -56,6 +56,11 @@ def test_arithmetic_is_right_and_stays_in_its_range(config: Add | Subtract | Mul
         assert eval(problem.removesuffix("=")) == int(str(answer)) >= 0
 
 
+def test_the_sign_is_written_as_asked() -> None:
+    task = load_task(Add(name="n", sign=" plus ", template="{x} ="), seed=0)
+    assert answers(task)["12 plus 7 ="] == "19"
+
+
 def test_a_range_of_numbers_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="`largest` must be > 20 and <= 1000000000, got largest=10"):
         Add(name="a", smallest=20, largest=10)
