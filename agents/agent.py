@@ -8,10 +8,10 @@ Who waits for whom, in one step:
                thread    thread    (credit)    a peer only in    thread
                                                lockstep
 
-The event loop itself never computes: torch runs on one thread of its own, rewards on another, so that heartbeats go out
-whatever a step does. Before its first step an agent waits for its teachers to be there, with a deadline. In async mode it
-never waits for a peer again. In lockstep it waits for every teacher to close the same step, with a deadline, and the error
-names who did not.
+The event loop itself never computes: torch runs on one thread of its own, rewards on another or in processes of their own,
+so that heartbeats go out whatever a step does. Before its first step an agent waits for its teachers to be there, with a
+deadline. In async mode it never waits for a peer again. In lockstep it waits for every teacher to close the same step, with
+a deadline, and the error names who did not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agents.checkpoint import save_checkpoint
 from agents.config import AgentConfig
 from agents.evaluate import TaskScore, evaluate
 from agents.learner import Learner
-from agents.metrics import group_metrics, rescue_line
+from agents.metrics import completion_lines, group_metrics, rescue_line
 from agents.peers import Gathered, PeerFeed, next_step
 from agents.policies.policy import Policy
 from agents.publish import Producer
@@ -154,6 +154,7 @@ class Agent:
             if not saved and step:
                 await self._checkpoint(f"step-{step:06d}", step)
             self._torch.shutdown(wait=False, cancel_futures=True)
+            self._parts.rewards.close()
 
     async def _join(self) -> None:
         """Say that this agent is there, and wait for its teachers to say so, so that the first to load is not alone."""
@@ -185,7 +186,7 @@ class Agent:
         await self._client.progress(step=step + 1, version=self._version)
         await pause(stop, self._config.min_step_s - (time.perf_counter() - started))
         metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **self._streams(shared)}
-        metrics |= self._feed.hits.take() | self._parts.receiver.take()
+        metrics |= self._feed.hits.take() | self._parts.receiver.take() | self._parts.rewards.take()
         metrics |= {
             "step_time": time.perf_counter() - started,
             "sample_time": sampled - started,
@@ -242,10 +243,23 @@ class Agent:
 
     async def _score(self, groups: Sequence[Group]) -> list[Group]:
         prompts = [group.prompt for group in groups for _ in group.completions]
-        texts = [each.text for group in groups for each in group.completions]
-        rewards = (await self._parts.rewards.score(prompts, texts)).total
-        per_group = np.split(rewards, np.cumsum([len(group.completions) for group in groups])[:-1])
-        return [group.scored(each) for group, each in zip(groups, per_group, strict=True)]
+        completions = [each for group in groups for each in group.completions]
+        self._parts.rewards.begin_step(groups[0].step, steps=self._loop.steps)
+        scores = await self._parts.rewards.score(
+            prompts, [each.text for each in completions], ids=[each.ids for each in completions]
+        )
+        scored = []
+        start = 0
+        for group in groups:
+            rows = slice(start, start + len(group.completions))
+            start = rows.stop
+            by_function = {name: values[rows] for name, values in scores.by_function.items()}
+            scored.append(group.scored(scores.total[rows], by_function))
+        if scores.extra:
+            about: dict[str, object] = {"agent": self._name, "step": groups[0].step + 1}
+            for line in completion_lines(scored, scores.extra):
+                self._parts.sink.completion(about | line)
+        return scored
 
     async def _publish(self, groups: Sequence[Group], step: int) -> None:
         """Everything of the step, then the record that closes it."""

@@ -14,6 +14,7 @@ import msgspec
 from agents.bounds import LONG_S, MANY, check_range
 from agents.objectives.config import Objective
 from agents.policies.config import HFPolicy, LoRA, PolicyConfig, TinyPolicy
+from agents.rewards.config import SandboxedReward
 from agents.samplers.config import Sampling
 from agents.sharing.config import SGT, SharingConfig
 from agents.tasks.config import TaskConfig
@@ -25,6 +26,7 @@ __all__ = [
     "Objective",
     "PolicyConfig",
     "Sampling",
+    "SandboxedReward",
     "TaskConfig",
     "TinyPolicy",
     "TranslationConfig",
@@ -76,6 +78,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One agent. `[defaults]` in a run file sets any of these for all agents; `[agents.NAME]` wins over it.
 
     prompts_per_step: P, prompts drawn each step. num_generations: G, completions per prompt.
+    rewards: built-in names, import strings, or tables of functions in a process of their own. reward_error: a function that
+    fails ends the run, or abstains from the completions in question.
     micro_batch_size: rows per forward pass; any split gives the same update, but for rounding.
     device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps", "xpu" … threads: CPU threads of torch.
     skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
@@ -88,8 +92,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sampling: Sampling = Sampling()
     translation: TranslationConfig = TranslationConfig()
     warm_start: WarmStart = WarmStart()
-    rewards: tuple[str, ...] = ("exact_match",)
+    rewards: tuple[str | SandboxedReward, ...] = ("exact_match",)
     reward_weights: tuple[float, ...] | None = None
+    reward_error: Literal["raise", "abstain"] = "raise"
     skills: tuple[str, ...] = ()
     prompts_per_step: int = 16
     num_generations: int = 8

@@ -55,7 +55,9 @@ async def evaluate(
     """
     prompts = [prompt for task in tasks for prompt in task.heldout]
     completions = await asyncio.get_running_loop().run_in_executor(executor, sampler.greedy, prompts, batch_size)
-    scores = await rewards.score(prompts, [completion.text for completion in completions])
+    scores = await rewards.score(
+        prompts, [completion.text for completion in completions], ids=[completion.ids for completion in completions]
+    )
     correct = scores.total >= threshold
     results = []
     start = 0

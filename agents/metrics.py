@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,9 +34,31 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     if finished.any():
         metrics["completions/mean_terminated_length"] = float(lengths[finished].mean())
+    for name in groups[0].by_function:
+        judged = np.concatenate([group.by_function[name] for group in groups])
+        if not np.isnan(judged).all():
+            metrics[f"rewards/{name}/mean"], metrics[f"rewards/{name}/std"] = mean(judged), spread(judged)
     for task in sorted({group.prompt.task for group in groups}):
         metrics[f"reward/{task}"] = mean(np.concatenate([rewards_of(each) for each in groups if each.prompt.task == task]))
     return metrics
+
+
+def completion_lines(groups: Sequence[Group], extra: Mapping[str, Sequence[object]]) -> Iterator[dict[str, object]]:
+    """Each completion of a step with what its judges logged about it. extra: column -> one value per completion in order."""
+    completions = [(group, row) for group in groups for row in range(len(group.completions))]
+    for index, (group, row) in enumerate(completions):
+        yield {
+            "task": group.prompt.task,
+            "prompt_id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "text": group.completions[row].text.decode("utf-8", errors="replace"),
+            "rewards": {name: _or_none(values[row]) for name, values in group.by_function.items()},
+            "extra": {column: values[index] for column, values in extra.items()},
+        }
+
+
+def _or_none(reward: np.float32) -> float | None:
+    return None if np.isnan(reward) else float(reward)
 
 
 def rescue_line(rescue: Rescue) -> dict[str, object]:

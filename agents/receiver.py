@@ -72,8 +72,15 @@ class PeerReceiver:
         self._tokens_in = 0
 
     async def verify(self, prompts: Sequence[Prompt], texts: Sequence[bytes]) -> npt.NDArray[np.float32]:
-        """Own rewards [N] on peers' texts."""
-        return (await self._rewards.score(prompts, texts)).total
+        """Own rewards [N] on peers' texts; functions that ask for `completion_ids` get the texts' own encoding, without end."""
+        ids = [self._ids_of(text) for text in texts] if self._rewards.takes_ids else None
+        return (await self._rewards.score(prompts, texts, ids=ids)).total
+
+    def _ids_of(self, text: bytes) -> npt.NDArray[np.int32] | None:
+        try:
+            return self._encoder.encode(text)
+        except TokenAlignError:  # refused when it is translated
+            return None
 
     def translate(self, peers: Sequence[Trace]) -> Translation:
         """Own ids for peers' texts, ending in the own end-of-sequence token iff the peer's text ended by itself."""

@@ -6,12 +6,15 @@ Shape legend: P prompts · G completions of one prompt · T tokens of one comple
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from exchange.types import Message, PromptId, Version
+
+ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
+"""What data sets call the reference answer; where one is asked for and not there, the first of the others stands in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,11 @@ class Prompt:
     def text(self) -> str:
         """The content of all messages, one per line; for people to read, never for a model."""
         return "\n".join(message.content for message in self.messages)
+
+    def column_for(self, name: str) -> str | None:
+        """The column that answers to this name: itself, or another of ANSWER_COLUMNS in its stead; None: there is none."""
+        candidates = (name, *ANSWER_COLUMNS) if name in ANSWER_COLUMNS else (name,)
+        return next((candidate for candidate in candidates if candidate in self.columns), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +63,8 @@ class Completion:
 class Group:
     """All completions of one prompt in one step. prompt_ids [Tp]: the policy's own rendering of the prompt.
 
-    rewards [G]: float32, NaN where every reward function abstained; None before scoring.
+    rewards [G]: float32, NaN where every reward function abstained; None before scoring. by_function: each function's own
+    verdicts [G], unweighted.
     """
 
     prompt: Prompt
@@ -64,9 +73,12 @@ class Group:
     step: int
     version: Version
     rewards: npt.NDArray[np.float32] | None = None
+    by_function: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
-    def scored(self, rewards: npt.NDArray[np.float32]) -> Group:
+    def scored(
+        self, rewards: npt.NDArray[np.float32], by_function: Mapping[str, npt.NDArray[np.float32]] | None = None
+    ) -> Group:
         """The same group with its rewards [G]."""
         if len(rewards) != len(self.completions):
             raise ValueError(f"`rewards` must have one entry per completion ({len(self.completions)}), got {len(rewards)}")
-        return replace(self, rewards=rewards)
+        return replace(self, rewards=rewards, by_function=by_function or {})

@@ -33,9 +33,10 @@ class Example:
 
 
 def warm_start(policy: Policy, config: WarmStart, tasks: Sequence[TaskData], *, seed: int) -> float:
-    """Train the policy in place on training prompts and their `answer` column; returns the last step's loss.
+    """Train the policy in place on training prompts and their answers; returns the last step's loss.
 
-    Each row's task is drawn by its share in `mix`, its prompt evenly. The loss is the mean over answer and end tokens.
+    An answer stands in `answer`, `solution` or `ground_truth`. Each row's task is drawn by its share in `mix`, its prompt
+    evenly. The loss is the mean over answer and end tokens.
     AdamW without weight decay, the rate rising over a tenth of the steps and falling to 0 along a half cosine. Equal seeds
     give equal weights on one machine. Raises TaskError when `mix` names a task that is not there or has no
     answers, PolicyError when the policy cannot spell a prompt or an answer.
@@ -72,7 +73,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _example(policy: Policy, prompt: Prompt) -> Example:
-    answer = prompt.columns.get("answer")
+    answer = prompt.columns.get(prompt.column_for("answer") or "answer")
     if not isinstance(answer, str):
         raise TaskError(
             f"a warm start needs a text in column 'answer', got answer={answer!r} in prompt {prompt.id} of task "

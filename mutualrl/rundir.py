@@ -5,7 +5,7 @@ manifest.json   processes, versions, status      evals.jsonl     one line per ag
 lock            held by the `up` that runs here  rescues.jsonl   one line per rescued prompt shown in the report
 logs/ROLE.log   what each process printed        coin.jsonl      one line per prompt of a rescue trial
 records/        what crossed the exchange        exchange.json   the hub's last statistics
-checkpoints/    models in Hugging Face layout    report.html
+checkpoints/    models in Hugging Face layout    completions.jsonl, where a reward logs columns; report.html
 """
 
 from __future__ import annotations

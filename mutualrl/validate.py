@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from agents.errors import RewardError, TaskError
-from agents.rewards.functions import BUILT_IN, find_reward
+from agents.rewards.functions import BUILT_IN
+from agents.rewards.rewards import find_signature
 from agents.sharing.config import PRP, Isolated
 from agents.tasks.config import Data
 from agents.tasks.load import load_task
@@ -20,7 +22,7 @@ from mutualrl.errors import ConfigError
 from mutualrl.schema import nearest
 from mutualrl.topology import routes, teachers
 
-_LOCAL_SUFFIXES = (".jsonl", ".json")
+_LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 _AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _RESERVED = ("hub", "supervisor")
 
@@ -58,6 +60,7 @@ def _check_names(run: Run) -> Iterator[str]:
 def _check_agents(run: Run, available: int | None) -> Iterator[str]:
     """available: training prompts of all tasks together, None when not known before the agents read them."""
     tasks = [task.name for task in run.tasks]
+    signature_of = cache(find_signature)  # a sandboxed function is found by a process of its own
     for name, agent in run.agents.items():
         for path, task_names in (("skills", agent.skills), ("warm_start.mix", tuple(agent.warm_start.mix))):
             for task_name in task_names:
@@ -70,13 +73,14 @@ def _check_agents(run: Run, available: int | None) -> Iterator[str]:
             )
         names: dict[str, str] = {}
         for reward in agent.rewards:
+            reference = reward if isinstance(reward, str) else reward.sandbox
             try:
-                reward_name = find_reward(reward).name
+                reward_name = signature_of(reward).name
                 if reward_name in names:
-                    yield f"agents.{name}.rewards: {reward!r} and {names[reward_name]!r} have the same name, {reward_name!r}"
-                names.setdefault(reward_name, reward)
+                    yield f"agents.{name}.rewards: {reference!r} and {names[reward_name]!r} have the same name, {reward_name!r}"
+                names.setdefault(reward_name, reference)
             except RewardError as error:
-                hint = "" if ":" in reward else f"; {nearest(reward, BUILT_IN)}"
+                hint = "" if ":" in reference else f"; {nearest(reference, BUILT_IN)}"
                 yield f"agents.{name}.rewards: {error}{hint}"
 
 

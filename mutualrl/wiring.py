@@ -99,7 +99,7 @@ def build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
 def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
     config = run.agents[name]
     tasks = [load_task(task, seed=run.seed) for task in run.tasks]
-    rewards = Rewards(config.rewards, config.reward_weights, policy=name)
+    rewards = Rewards(config.rewards, config.reward_weights, policy=name, on_error=config.reward_error)
     policy = build_policy(config.policy, seed=run.seed, device=config.device, dtype=config.dtype, threads=config.threads)
     sampler = HFSampler(policy, config.sampling)
     preflight(tasks, rewards, sampler)

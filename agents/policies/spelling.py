@@ -35,6 +35,6 @@ def _texts(prompt: Prompt) -> Iterator[tuple[str, str]]:
     for message in prompt.messages:
         # A tokenizer that composes characters reads the same text; an answer must come out as it stands.
         yield "text", unicodedata.normalize("NFC", message.content)
-    answer = prompt.columns.get("answer")
+    answer = prompt.columns.get(prompt.column_for("answer") or "answer")
     if isinstance(answer, str):
         yield "answer", answer

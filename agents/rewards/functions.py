@@ -1,6 +1,8 @@
-"""One reward function: found by name or import string, called with what its signature accepts, its answer checked.
+"""One reward function: found by name or import string, and what its signature says.
 
-The convention is TRL's: `f(prompts, completions, **columns) -> list[float | None]`, sync or async; None abstains.
+Two conventions, told apart by the arguments' names. TRL's function is called once for all completions:
+`f(prompts, completions, **columns) -> list[float | None]`. One that names `completion` (verifiers) or `solution_str` (verl's
+`compute_score`) is called once for each and returns one number. Both may be async; None abstains.
 """
 
 from __future__ import annotations
@@ -9,73 +11,64 @@ import hashlib
 import importlib
 import inspect
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agents.errors import RewardError
 
-RewardCallable = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
+RewardCallable = Callable[..., Any]
 
-GIVEN = ("prompts", "completions", "policy")
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "policy")
 """What every call can have beside the columns of the data."""
 
+GIVEN_BY_ROW = ("prompt", "completion", "solution_str", "data_source", "extra_info", "task")
+"""What a call for one completion can have besides; of the last three a column of that name comes first."""
 
-def exact_match(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
-    """1.0 where completion and answer are equal but for space around them, else 0.0; None where there is no answer."""
-    return [
-        None if right is None else float(_text(completion).strip() == str(right).strip())
-        for completion, right in zip(completions, answer, strict=True)
-    ]
+NAMED_ONLY = ("completion_ids", "trainer_state", "log_extra", "log_metric", "policy")
+"""What `**kwargs` does not ask for: ids, state and policy may make agents judge equal texts differently."""
 
+OWN_VIEW = frozenset({"completion_ids", "trainer_state", "policy"})
 
-def first_line_match(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
-    """1.0 where the completion's first line that is not blank equals the answer but for space around them, else 0.0.
-
-    For base models, which go on with a next question behind their answer. None where there is no answer.
-    """
-    return [
-        None if right is None else float(_text(completion).strip().partition("\n")[0].strip() == str(right).strip())
-        for completion, right in zip(completions, answer, strict=True)
-    ]
-
-
-def contains_answer(completions: Sequence[object], answer: Sequence[object], **_: object) -> list[float | None]:
-    """1.0 where the answer, less the space around it, stands anywhere in the completion, else 0.0; None without answer."""
-    return [
-        None if right is None else float(str(right).strip() in _text(completion))
-        for completion, right in zip(completions, answer, strict=True)
-    ]
-
-
-def _text(completion: Any) -> str:
-    """A completion is text, or for conversational data a list with one message."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
-
-
-BUILT_IN: Mapping[str, RewardCallable] = {
-    "exact_match": exact_match,
-    "first_line_match": first_line_match,
-    "contains_answer": contains_answer,
+BUILT_IN: Mapping[str, str] = {
+    "exact_match": "agents.rewards.built_in:exact_match",
+    "first_line_match": "agents.rewards.built_in:first_line_match",
+    "contains_answer": "agents.rewards.built_in:contains_answer",
+    "accuracy_reward": "agents.rewards.maths:accuracy_reward",
+    "reasoning_gym": "agents.rewards.gym:reasoning_gym",
 }
+
+ALWAYS_SANDBOXED = frozenset({"accuracy_reward", "reasoning_gym"})
+"""Built-in functions that parse mathematics out of what a model wrote: it can take for ever, and their alarms need a main
+thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What is known of a function without calling it.
+
+    named: arguments that it names. takes_any: it has `**kwargs`. requires: columns without which it cannot run.
+    by_row: it is called for one completion at a time. digest: of its source (see `source_digest`).
+    """
+
+    name: str
+    named: frozenset[str]
+    takes_any: bool
+    requires: tuple[str, ...]
+    by_row: bool
+    digest: str
+
+    def takes(self, name: str) -> bool:
+        """Whether the signature takes that argument; those of NAMED_ONLY only where they are named."""
+        return name in self.named or (self.takes_any and name not in NAMED_ONLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A callable with what its signature says.
+    """A callable and its signature."""
 
-    named: arguments that it names. takes_any: it has `**kwargs`. requires: columns without which it cannot run.
-    """
-
-    name: str
     call: RewardCallable
-    named: frozenset[str]
-    takes_any: bool
-    requires: tuple[str, ...]
-
-    def takes(self, name: str) -> bool:
-        """Whether the signature takes that argument; `policy` only where it is named."""
-        return name in self.named or (self.takes_any and name != "policy")
+    signature: Signature
 
 
 def find_reward(reference: str | RewardCallable) -> RewardFunction:
@@ -86,30 +79,34 @@ def find_reward(reference: str | RewardCallable) -> RewardFunction:
     call = _resolve(reference) if isinstance(reference, str) else reference
     if not callable(call):
         raise RewardError(f"reward {reference!r} is not callable, got {type(call).__name__}")
+    return RewardFunction(call=call, signature=_signature(call))
+
+
+def _signature(call: RewardCallable) -> Signature:
     name = getattr(call, "__name__", type(call).__name__)
-    named: set[str] = set()
-    requires = []
-    takes_any = False
     try:
-        signature = inspect.signature(call)
+        parameters = inspect.signature(call).parameters.values()
     except (ValueError, TypeError) as error:
         raise RewardError(f"the signature of reward {name!r} cannot be read: {error}; wrap it in a function") from error
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            takes_any = True
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
             raise RewardError(f"reward {name!r}: `{parameter.name}` is positional-only; arguments are passed by name")
-        elif parameter.kind is not parameter.VAR_POSITIONAL:
-            named.add(parameter.name)
-            if parameter.default is parameter.empty and parameter.name not in GIVEN:
-                requires.append(parameter.name)
-    return RewardFunction(name=name, call=call, named=frozenset(named), takes_any=takes_any, requires=tuple(requires))
+    usual = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    named = frozenset(parameter.name for parameter in usual)
+    by_row = "completions" not in named and bool(named & {"completion", "solution_str"})
+    given = {*GIVEN, *(GIVEN_BY_ROW if by_row else ())}
+    return Signature(
+        name=name,
+        named=named,
+        takes_any=any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
+        requires=tuple(each.name for each in usual if each.default is each.empty and each.name not in given),
+        by_row=by_row,
+        digest=source_digest(call),
+    )
 
 
 def _resolve(reference: str) -> Any:
-    if reference in BUILT_IN:
-        return BUILT_IN[reference]
-    module_name, colon, attribute = reference.partition(":")
+    module_name, colon, attribute = BUILT_IN.get(reference, reference).partition(":")
     if not colon:
         raise RewardError(
             f"unknown reward {reference!r}; built in are {', '.join(BUILT_IN)}, others go by import string "

@@ -1,8 +1,8 @@
-"""The tasks' settings: generated string tasks with verifiable answers, and data files."""
+"""The tasks' settings: generated tasks with verifiable answers, and data files."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -95,16 +95,39 @@ class SwapWords(_Task, frozen=True, kw_only=True, tag="swap_words"):
         check_range(self, "limit", ge=2)
 
 
-class Data(_Task, frozen=True, kw_only=True, tag="data"):
-    """Rows from a JSONL file or a Hugging Face dataset, with a `prompt` column (text or messages).
+class ReasoningGym(_Task, frozen=True, kw_only=True, tag="reasoning_gym"):
+    """Problems of a data set of reasoning-gym, judged by its own scorer, the reward `reasoning_gym`.
 
-    path: a .jsonl file, a directory saved by `datasets`, or a hub name. All other columns reach the reward functions by
-    name. limit: most rows taken. `template`, where given, wraps a text prompt.
+    dataset: its name there, such as "chain_sum". size: how many problems are made; equal ones count once. seed: None for
+    one that follows from the run's. config: the data set's own settings.
+    """
+
+    dataset: str
+    size: int = 500
+    seed: int | None = None
+    config: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "size", ge=2, le=250_000)
+        check_range(self, "seed", ge=0, lt=2**31)
+        taken = sorted(self.config.keys() & {"size", "seed"})
+        if taken:
+            raise ValueError(f"`config` holds the data set's other settings; set {taken[0]} beside it, got config.{taken[0]}")
+
+
+class Data(_Task, frozen=True, kw_only=True, tag="data"):
+    """Rows from a file or a Hugging Face dataset, with a column of prompts (text or messages).
+
+    path: a .jsonl, .json or .parquet file, a directory of `datasets`, or a hub name. prompt_column: another name for
+    `prompt`. All other columns reach the reward functions by name; of verl's layout, `reward_model.ground_truth` as
+    `ground_truth` too. limit: most rows taken. `template`, where given, wraps a text prompt.
     """
 
     path: str
     split: str = "train"
-    source: Literal["auto", "jsonl", "datasets"] = "auto"
+    source: Literal["auto", "jsonl", "json", "parquet", "datasets"] = "auto"
+    prompt_column: str = "prompt"
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -112,4 +135,4 @@ class Data(_Task, frozen=True, kw_only=True, tag="data"):
         check_range(self, "limit", ge=2)
 
 
-TaskConfig = Reverse | Sort | Add | Subtract | Multiply | Greatest | SwapWords | Data
+TaskConfig = Reverse | Sort | Add | Subtract | Multiply | Greatest | SwapWords | ReasoningGym | Data

@@ -1,9 +1,9 @@
-"""Rows of a JSONL file or a Hugging Face dataset as prompts with columns."""
+"""Rows of a JSONL, JSON or Parquet file or a Hugging Face dataset as prompts with columns."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,19 +28,42 @@ class Row:
     conversational: bool
 
 
+Reader = Callable[[Data], Iterator[tuple[str, object]]]
+"""Reads rows, each with the place where it stands."""
+
+
 def read_data(config: Data) -> list[Row]:
     """The first `limit` rows, in file order. Raises TaskError that names the file and the line (or row) at fault."""
-    named_rows = _read_jsonl(config) if _is_jsonl(config) else _read_dataset(config)
-    rows = [_row(raw, where, config.template) for where, raw in islice(named_rows, config.limit)]
+    named_rows = islice(_reader(config)(config), config.limit)
+    rows = [_row(raw, where, config) for where, raw in named_rows]
     if not rows:
         raise TaskError(f"task {config.name!r}: no rows in path={config.path!r} (split={config.split!r})")
     return rows
 
 
-def _is_jsonl(config: Data) -> bool:
-    if config.source == "auto":
-        return config.path.endswith((".jsonl", ".json")) or Path(config.path).is_file()
-    return config.source == "jsonl"
+def _reader(config: Data) -> Reader:
+    readers: dict[str, Reader] = {
+        "jsonl": _read_jsonl,
+        "json": _read_json,
+        "parquet": _read_parquet,
+        "datasets": _read_dataset,
+    }
+    if config.source != "auto":
+        return readers[config.source]
+    suffix = Path(config.path).suffix
+    if suffix == ".json":
+        return _read_json if _is_list(Path(config.path)) else _read_jsonl
+    if suffix in (".jsonl", ".parquet"):
+        return readers[suffix[1:]]
+    return _read_jsonl if Path(config.path).is_file() else _read_dataset
+
+
+def _is_list(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+    except OSError:  # said by who reads it
+        return False
 
 
 def _read_jsonl(config: Data) -> Iterator[tuple[str, object]]:
@@ -63,16 +86,45 @@ def _read_jsonl(config: Data) -> Iterator[tuple[str, object]]:
         raise TaskError(f"task {config.name!r}: cannot read path={config.path!r}: {error}") from error
 
 
+def _read_json(config: Data) -> Iterator[tuple[str, object]]:
+    """A file with one list of rows."""
+    try:
+        rows = msgspec.json.decode(Path(config.path).read_bytes().removeprefix(codecs.BOM_UTF8))
+    except OSError as error:
+        raise TaskError(f"task {config.name!r}: cannot read path={config.path!r}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TaskError(f"task {config.name!r}: {config.path}: not a JSON value: {error}") from error
+    if not isinstance(rows, list):
+        raise TaskError(f"task {config.name!r}: {config.path}: must hold a list of rows, got {type(rows).__name__}")
+    yield from _numbered(rows, config.path)
+
+
+def _read_parquet(config: Data) -> Iterator[tuple[str, object]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise TaskError(
+            f"task {config.name!r}: path={config.path!r} is a Parquet file, and reading it needs `pip install 'mutualrl[data]'`"
+        ) from error
+    try:
+        with parquet.ParquetFile(config.path) as file:
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            yield from _numbered(rows, config.path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TaskError(f"task {config.name!r}: cannot read path={config.path!r}: {error}") from error
+
+
 def _read_dataset(config: Data) -> Iterator[tuple[str, object]]:
     try:
         import datasets
     except ImportError as error:
         raise TaskError(
-            f"task {config.name!r}: path={config.path!r} is no .jsonl file, and reading it as a Hugging Face dataset needs "
+            f"task {config.name!r}: path={config.path!r} is no file, and reading it as a Hugging Face dataset needs "
             f"`pip install 'mutualrl[data]'`"
         ) from error
     try:
-        if Path(config.path).is_dir():
+        if any((Path(config.path) / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
             loaded = datasets.load_from_disk(config.path)
             if isinstance(loaded, datasets.DatasetDict):
                 loaded = loaded[config.split]
@@ -91,23 +143,29 @@ def _numbered(rows: Iterable[object], path: str) -> Iterator[tuple[str, object]]
         yield f"{path}, row {number}", raw
 
 
-def _row(raw: object, where: str, template: str | None) -> Row:
+def _row(raw: object, where: str, config: Data) -> Row:
+    name = config.prompt_column
     if not isinstance(raw, dict):
-        raise TaskError(f"{where}: a row must be an object with a `prompt`, got {type(raw).__name__}")
-    if "prompt" not in raw:
-        raise TaskError(f"{where}: no `prompt` column, got columns {', '.join(sorted(raw)) or '(none)'}")
+        raise TaskError(f"{where}: a row must be an object with a `{name}`, got {type(raw).__name__}")
+    if name not in raw:
+        raise TaskError(
+            f"{where}: no `{name}` column, got columns {', '.join(sorted(raw)) or '(none)'}; `prompt_column` names another"
+        )
     taken = sorted(raw.keys() & GIVEN)
     if taken:
         raise TaskError(f"{where}: reward functions get {taken[0]!r} from the run; rename this column of the data")
-    prompt = raw["prompt"]
-    columns = {name: value for name, value in raw.items() if name != "prompt"}
+    prompt = raw[name]
+    columns = {column: value for column, value in raw.items() if column != name}
+    match columns.get("reward_model"):
+        case {"ground_truth": truth}:  # verl's layout
+            columns.setdefault("ground_truth", truth)
     if isinstance(prompt, str):
-        content = template.replace("{x}", prompt) if template else prompt
+        content = config.template.replace("{x}", prompt) if config.template else prompt
         return Row(messages=(Message(role="user", content=content),), columns=columns, conversational=False)
     try:
         messages = msgspec.convert(prompt, tuple[Message, ...])
     except msgspec.ValidationError as error:
-        raise TaskError(f"{where}: `prompt` must be text or a list of messages with role and content: {error}") from error
+        raise TaskError(f"{where}: `{name}` must be text or a list of messages with role and content: {error}") from error
     if not messages:
-        raise TaskError(f"{where}: `prompt` has no messages")
+        raise TaskError(f"{where}: `{name}` has no messages")
     return Row(messages=messages, columns=columns, conversational=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy as np
 
 from agents.errors import TaskError
 from agents.tasks import problems
-from agents.tasks.config import Add, Data, Greatest, Multiply, Reverse, Sort, Subtract, SwapWords, TaskConfig
-from agents.tasks.data import read_data
+from agents.tasks.config import Add, Data, Greatest, Multiply, ReasoningGym, Reverse, Sort, Subtract, SwapWords, TaskConfig
+from agents.tasks.data import Row, read_data
+from agents.tasks.gym import read_gym
 from agents.types import Prompt
 from exchange.types import Message, PromptId
 
@@ -117,15 +118,24 @@ def _indices(size: int, limit: int, rng: random.Random) -> list[int]:
 
 
 def _from_data(config: Data, rng: random.Random) -> list[Prompt]:
+    return _distinct(config.name, read_data(config))
+
+
+def _from_gym(config: ReasoningGym, rng: random.Random) -> list[Prompt]:
+    seed = rng.randrange(2**31) if config.seed is None else config.seed
+    return _distinct(config.name, read_gym(config, seed=seed))
+
+
+def _distinct(task: str, rows: Sequence[Row]) -> list[Prompt]:
     """Rows with equal prompts count once, the first one: a prompt id stands for one set of columns."""
     prompts: dict[PromptId, Prompt] = {}
-    for row in read_data(config):
-        identity = prompt_id(config.name, row.messages)
+    for row in rows:
+        identity = prompt_id(task, row.messages)
         prompts.setdefault(
             identity,
             Prompt(
                 id=identity,
-                task=config.name,
+                task=task,
                 messages=row.messages,
                 columns=row.columns,
                 conversational=row.conversational,
@@ -142,5 +152,6 @@ SOURCES: Mapping[type, Callable[[Any, random.Random], list[Prompt]]] = {
     Multiply: _generated(problems.multiply),
     Greatest: _generated(problems.greatest),
     SwapWords: _generated(problems.swap_words),
+    ReasoningGym: _from_gym,
     Data: _from_data,
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
-from agents.metrics import group_metrics, rescue_line
+from agents.metrics import completion_lines, group_metrics, rescue_line
 from agents.sharing.rule import Rescue
 from agents.testing import make_group, make_prompt
 from agents.types import Group
@@ -48,6 +48,31 @@ def test_a_steps_metrics_by_hand() -> None:
             "reward/sort": 0.25,
         }
     )
+
+
+def test_each_functions_own_verdicts_have_a_mean_and_a_deviation() -> None:
+    group = make_group(make_prompt("a"), [1, 0, 0])
+    by_function = {"f": np.array([1, 0, NAN], dtype=np.float32), "never": np.full(3, NAN, dtype=np.float32)}
+    assert group.rewards is not None
+    metrics = group_metrics([group.scored(group.rewards, by_function)] * 2)
+    # 1, 0, 1, 0: mean 0.5, squared deviations 4 * 0.25 over 3.
+    assert metrics["rewards/f/mean"] == 0.5
+    assert metrics["rewards/f/std"] == pytest.approx(np.sqrt(1 / 3))
+    assert not any(name.startswith("rewards/never") for name in metrics)
+
+
+def test_what_judges_log_stands_beside_each_completion() -> None:
+    group = make_group(make_prompt("a"), [1, 0])
+    assert group.rewards is not None
+    scored = group.scored(group.rewards, {"f": np.array([1, NAN], dtype=np.float32)})
+    lines = list(completion_lines([scored, scored], {"gold": [10, 11, 12, 13]}))
+    assert [(line["rewards"], line["extra"]) for line in lines] == [
+        ({"f": 1.0}, {"gold": 10}),
+        ({"f": None}, {"gold": 11}),
+        ({"f": 1.0}, {"gold": 12}),
+        ({"f": None}, {"gold": 13}),
+    ]
+    assert lines[0]["text"] == "x" and lines[0]["prompt_id"] == "a"
 
 
 def test_where_nothing_ended_there_is_no_length_of_those_that_ended() -> None:

@@ -162,7 +162,7 @@ async def test_a_generator_is_a_list_and_what_no_float_holds_is_refused() -> Non
     def huge(completions: list[str]) -> list[int]:
         return [10**400]
 
-    assert (await Rewards([one_by_one]).score([prompt()], [b"x"])).total.tolist() == [2.0]  # type: ignore[list-item]
+    assert (await Rewards([one_by_one]).score([prompt()], [b"x"])).total.tolist() == [2.0]
     with pytest.raises(RewardError, match="'huge' must return numbers or None"):
         await Rewards([huge]).score([prompt()], [b"x"])
 
@@ -230,9 +230,9 @@ async def test_async_functions_and_objects() -> None:
 
 
 def test_finding_functions() -> None:
-    assert find_reward("textwrap:dedent").name == "dedent"
+    assert find_reward("textwrap:dedent").signature.name == "dedent"
     for reference, message in [
-        ("exact_matsch", "unknown reward 'exact_matsch'; built in are exact_match, first_line_match, contains_answer"),
+        ("exact_matsch", "unknown reward 'exact_matsch'; built in are exact_match, first_line_match, contains_answer, "),
         ("no.such.module:f", "cannot be imported: ModuleNotFoundError"),
         ("math:absent", "cannot be imported: AttributeError"),
         ("math:pi", "is not callable"),

@@ -173,11 +173,11 @@ async def test_an_agent_that_fails_leaves_a_checkpoint_of_the_steps_it_made(
     parts = build_parts(run, AgentName("alpha"), RunDir(tmp_path))
     score, calls = parts.rewards.score, []
 
-    async def fail_in_the_third_step(*arguments: Any) -> Any:
+    async def fail_in_the_third_step(*arguments: Any, **named: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 4:  # the evaluation before the first step is one
             raise RewardError("judge is gone")
-        return await score(*arguments)
+        return await score(*arguments, **named)
 
     monkeypatch.setattr(parts.rewards, "score", fail_in_the_third_step)
     async with exchange.memory() as hub, hub.connect("alpha") as client:
