@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from agents.layout import Layout, lay_out
 from agents.microbatch import MicroBatch, collate, completion_logits, token_logprobs
+from agents.policies.policy import attention_limit
 from agents.rows import Row, Stream
 
 logger = logging.getLogger("mutualrl.agent")
@@ -34,9 +35,6 @@ PART_BYTES = 64 << 20
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 """How far log-probs of the two ways may lie apart on the probe; half precision rounds each hidden state by 2^-8."""
 HALF_TOLERANCE = 0.3
-
-LIMITED_ATTENTION = ("sliding_window", "attention_chunk_size")
-"""Settings of models whose tokens see so many tokens back only; a shared prompt's mask does not cut there."""
 
 
 def plain_logprobs(model: nn.Module, batch: MicroBatch, *, temperature: float) -> Tensor:
@@ -100,8 +98,7 @@ class Scorer:
         """Turn on what gives the same log-probs as the model's own forward pass on a probe."""
         config = model.config.get_text_config()
         self._vocab_size = model.get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
-        limits = [getattr(config, name, None) for name in LIMITED_ATTENTION]
-        self._limit = min((limit for limit in limits if limit is not None), default=float("inf"))
+        self._limit = attention_limit(model)
         for hidden_size in (config.hidden_size, None):
             self._backbone, self._hidden_size = model.base_model, hidden_size
             if self._probe(model):

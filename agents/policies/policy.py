@@ -27,6 +27,10 @@ HOLE_LOGIT = -1e4
 """Logit of ids that the vocabulary lacks: probability 0 in every dtype, yet finite, so that entropies stay numbers."""
 
 
+LIMITED_ATTENTION = ("sliding_window", "attention_chunk_size")
+"""Settings of models whose layers look back over so many tokens only."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """One agent's policy.
@@ -59,6 +63,16 @@ class Policy:
         else:
             self.model.save_pretrained(path)
         self.tokenizer.hf.save_pretrained(path)
+
+
+def attention_limit(model: PreTrainedModel) -> float:
+    """Tokens that a sequence may have before some layer no longer sees all of them (sliding windows, chunks); inf for none.
+
+    Up to here it does not matter where in a sequence padding lies, or another row's tokens that a mask hides.
+    """
+    config = model.config.get_text_config()
+    limits = [getattr(config, name, None) for name in LIMITED_ATTENTION]
+    return min((limit for limit in limits if limit is not None), default=float("inf"))
 
 
 def build_policy(config: PolicyConfig, *, seed: int, device: str, dtype: str, threads: int) -> Policy:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from agents.policies.policy import Policy
+from agents.policies.policy import Policy, attention_limit
 
 Choose = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """(logits [b, V], rows [b], position) -> (token ids [b], log-probs [b])."""
@@ -27,6 +27,9 @@ Stop = Callable[[int, int], bool]
 
 COMPACT_BELOW = 0.75
 """Share of unfinished rows below which a batch is rebuilt from them: copying the cache costs about one forward pass."""
+
+WORTH_A_PASS_TOKENS = 128
+"""Prompt tokens that a common prefix must save before it gets a forward pass of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,25 +105,35 @@ def decode(
 def _prefill(
     policy: Policy, prompts: Sequence[npt.NDArray[np.int32]], num_generations: int, max_tokens: int
 ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
-    """Next-token logits [B, V], cache of B rows, mask bool [B, Tp + T] (sampled positions true), next position ids [B]."""
+    """Next-token logits [B, V], cache of B rows, mask bool [B, Tp + T] (sampled positions true), next position ids [B].
+
+    What all prompts begin with (few-shot examples, a system prompt) is computed once; padding then lies behind it.
+    """
+    device = policy.device
     lengths_P = np.array([len(prompt) for prompt in prompts])
     width = int(lengths_P.max())
-    ids_PT = np.full((len(prompts), width), policy.tokenizer.pad_id, dtype=np.int64)
+    common = _common_prefix(prompts) if width + max_tokens <= attention_limit(policy.model) else 0
+    ids_PT = np.full((len(prompts), width - common), policy.tokenizer.pad_id, dtype=np.int64)
     mask_PT = np.ones((len(prompts), width + max_tokens), dtype=np.bool_)
     for row, prompt in enumerate(prompts):
-        start = width - len(prompt)
-        ids_PT[row, start:] = prompt
-        mask_PT[row, :start] = False
-    positions_PT = np.maximum(np.arange(width) - (width - lengths_P)[:, None], 0)
-    mask = torch.from_numpy(mask_PT).to(policy.device)
+        padding = width - len(prompt)
+        ids_PT[row, padding:] = prompt[common:]
+        mask_PT[row, common : common + padding] = False
+    positions_PT = np.maximum(np.arange(common, width) - (width - lengths_P)[:, None], 0)
+    mask = torch.from_numpy(mask_PT).to(device)
     cache = DynamicCache(config=policy.model.config)
+    argument = _cache_argument(policy.model)
+    if common:
+        prefix = torch.from_numpy(prompts[0][:common].astype(np.int64)).to(device)[None]
+        policy.model(input_ids=prefix, use_cache=True, logits_to_keep=1, **{argument: cache})
+        cache.batch_repeat_interleave(len(prompts))
     logits_PV = policy.model(
-        input_ids=torch.from_numpy(ids_PT).to(policy.device),
+        input_ids=torch.from_numpy(ids_PT).to(device),
         attention_mask=mask[:, :width],
-        position_ids=torch.from_numpy(positions_PT).to(policy.device),
+        position_ids=torch.from_numpy(positions_PT).to(device),
         use_cache=True,
         logits_to_keep=1,
-        **{_cache_argument(policy.model): cache},
+        **{argument: cache},
     ).logits[:, -1]
     if num_generations > 1:
         cache.batch_repeat_interleave(num_generations)
@@ -128,8 +141,18 @@ def _prefill(
         logits_PV.repeat_interleave(num_generations, dim=0),
         cache,
         mask.repeat_interleave(num_generations, dim=0),
-        torch.from_numpy(lengths_P).to(policy.device).repeat_interleave(num_generations),
+        torch.from_numpy(lengths_P).to(device).repeat_interleave(num_generations),
     )
+
+
+def _common_prefix(prompts: Sequence[npt.NDArray[np.int32]]) -> int:
+    """Tokens that all prompts begin with, one of each left over; 0 where so few are not worth a pass of their own."""
+    shortest = min(len(prompt) for prompt in prompts) - 1
+    differs = np.zeros(shortest, dtype=np.bool_)
+    for prompt in prompts[1:]:
+        differs |= prompt[:shortest] != prompts[0][:shortest]
+    common = int(differs.argmax()) if differs.any() else shortest
+    return common if common * (len(prompts) - 1) >= WORTH_A_PASS_TOKENS else 0
 
 
 def _cache_argument(model: PreTrainedModel) -> str:

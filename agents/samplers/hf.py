@@ -5,6 +5,7 @@ Shape legend: P prompts · G completions per prompt · B = P·G sequences · T s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +20,11 @@ from agents.samplers.decode import Choose, Decoded, Stop, decode
 from agents.samplers.distribution import draw_tokens, sampling_log_probs
 from agents.types import Completion, Group, Prompt
 from exchange.types import Version
+
+BEGINNING = 16
+"""Prompt tokens by which prompts that begin alike are recognised."""
+ENOUGH_ALIKE = 8
+"""Prompts that must begin alike to be put together whatever their lengths."""
 
 
 class HFSampler:
@@ -76,10 +82,18 @@ class HFSampler:
 
         Log-probs are the model's own, at temperature 1.
         """
-        by_length = sorted(range(len(prompts)), key=lambda row: len(self._policy.tokenizer.render(prompts[row].messages)))
+        rendered = [self._policy.tokenizer.render(prompt.messages) for prompt in prompts]
+        # Those that begin alike together, so that it is computed once; all others by length, so that little is padded.
+        beginnings = [ids[:BEGINNING].tobytes() for ids in rendered]
+        alike = {beginning for beginning, count in Counter(beginnings).items() if count >= ENOUGH_ALIKE}
+
+        def place(row: int) -> tuple[bytes, int]:
+            return beginnings[row] if beginnings[row] in alike else b"", len(rendered[row])
+
+        order = sorted(range(len(prompts)), key=place)
         completions: dict[int, Completion] = {}
-        for start in range(0, len(by_length), batch_size):
-            rows = by_length[start : start + batch_size]
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
             completions.update(zip(rows, self._decode([prompts[row] for row in rows], 1, _likeliest), strict=True))
         return [completions[row] for row in range(len(prompts))]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -231,3 +232,52 @@ def test_draws_follow_the_distribution() -> None:
     last = torch.tensor([1 - 2**-53], dtype=torch.float64)
     assert draw_tokens(probs.log()[None], last).tolist() == [3]
     assert draw_tokens(torch.tensor([[0.0, 0.4, 0.6]]).log(), torch.zeros(1)).tolist() == [1]
+
+
+def few_shot(count: int) -> list[Prompt]:
+    return [prompt("reverse abc: cba, reverse def: fed, reverse " + "abcdef"[: 2 + index % 4] + ":") for index in range(count)]
+
+
+@contextmanager
+def counted_passes(policy: Policy) -> Iterator[list[int]]:
+    """Tokens of every forward pass."""
+    computed: list[int] = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with hook:
+        yield computed
+
+
+def test_a_common_beginning_is_computed_once_and_changes_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    frequent_ends(policy, monkeypatch)
+    sampler = HFSampler(policy, Sampling(max_completion_length=8, temperature=1.5))
+    asked = few_shot(12)
+    with counted_passes(policy) as computed:
+        groups = sampler.sample(asked, num_generations=3, step=0, version=VERSION, seed=1)
+    tokens = sum(len(group.prompt_ids) for group in groups)
+    assert computed[0] + computed[1] < tokens / 2, "the beginning is alone in the first pass, the rest in the second"
+    monkeypatch.setattr(decode_module, "WORTH_A_PASS_TOKENS", 10**9)
+    apart = sampler.sample(asked, num_generations=3, step=0, version=VERSION, seed=1)
+    for left, right in zip(flat(groups), flat(apart), strict=True):
+        assert left[0] == right[0]
+        npt.assert_allclose(left[1], right[1], atol=1e-5)
+    for group in groups:
+        for completion in group.completions:
+            npt.assert_allclose(completion.logprobs, recomputed(policy, group.prompt_ids, completion, 1.5), atol=1e-4)
+
+
+def test_a_window_shorter_than_the_prompts_keeps_them_apart(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [policy.tokenizer.render(each.messages) for each in few_shot(12)]
+    monkeypatch.setattr(decode_module, "attention_limit", lambda _model: 8)
+    with counted_passes(policy) as computed:
+        decode_module._prefill(policy, asked, 1, 4)
+    assert len(computed) == 1
+
+
+def test_prompts_that_begin_alike_are_evaluated_together(policy: Policy) -> None:
+    sampler = HFSampler(policy, Sampling(max_completion_length=4))
+    mixed = [each for pair in zip(few_shot(8), PROMPTS * 2, strict=True) for each in pair]
+    together = sampler.greedy(mixed, 8)
+    alone = [sampler.greedy([each], 1)[0] for each in mixed]
+    assert [each.ids.tolist() for each in together] == [each.ids.tolist() for each in alone]
