@@ -2,11 +2,11 @@
 
 Who waits for whom, in one step:
 
-    schedule ─> sample ─> reward ─> publish ─> gather ─> share ─> learn ─> tell
-                  │         │          │          │                 │
-               torch     reward    hub's ack   hub's answer;     torch
-               thread    thread    (credit)    a peer only in    thread
-                                               lockstep
+    schedule ─> sample ─> reward ─> publish ─> gather ─> share ─> learn ─> sync ─> tell
+                  │         │          │          │                 │       │
+               torch     reward    hub's ack   hub's answer;      torch thread;
+               thread;   thread    (credit)    a peer only in     the sampler's
+               sampler                         lockstep           process, if any
 
 The event loop itself never computes: torch runs on one thread of its own, rewards on another or in processes of their own,
 so that heartbeats go out whatever a step does. Before its first step an agent waits for its teachers to be there, with a
@@ -39,7 +39,7 @@ from agents.publish import Producer
 from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
 from agents.rows import Stream
-from agents.samplers.hf import HFSampler
+from agents.samplers.sampler import Sampler
 from agents.sharing.config import SGT
 from agents.sharing.rule import Shared, SharingRule
 from agents.sink import JsonlSink
@@ -79,7 +79,7 @@ class Parts:
     """Everything that an agent works with, made by whoever knows the config."""
 
     policy: Policy
-    sampler: HFSampler
+    sampler: Sampler
     learner: Learner
     rewards: Rewards
     receiver: PeerReceiver
@@ -135,6 +135,8 @@ class Agent:
         step = 0
         saved = False
         try:
+            if await unless_stopped(stop, self._sync()) is None:
+                return False
             await unless_stopped(stop, self._join())
             await self._evaluate(0, stop)
             while step < self._loop.steps and not stop.is_set():
@@ -153,6 +155,7 @@ class Agent:
         finally:
             if not saved and step:
                 await self._checkpoint(f"step-{step:06d}", step)
+            await asyncio.to_thread(self._parts.sampler.close)
             self._torch.shutdown(wait=False, cancel_futures=True)
             self._parts.rewards.close()
 
@@ -166,6 +169,10 @@ class Agent:
 
     async def _on_torch_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+    async def _sync(self) -> Mapping[str, float]:
+        """Let the sampler draw from the weights as they are now."""
+        return await self._on_torch_thread(lambda: self._parts.sampler.update(self._version))
 
     async def _step(self, step: int, stop: asyncio.Event) -> bool:
         """One step; False when told to stop before it had learned."""
@@ -183,9 +190,11 @@ class Agent:
         waited = time.perf_counter() - sampled
         learned = await self._on_torch_thread(lambda: self._parts.learner.step(shared.rows, prompts=len(prompts)))
         self._version = Version(self._version.epoch, self._version.step + 1)
+        synced = await self._sync()
         await self._client.progress(step=step + 1, version=self._version)
         await pause(stop, self._config.min_step_s - (time.perf_counter() - started))
-        metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **self._streams(shared)}
+        metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **synced}
+        metrics |= self._streams(shared)
         metrics |= self._feed.hits.take() | self._parts.receiver.take() | self._parts.rewards.take()
         metrics |= {
             "step_time": time.perf_counter() - started,

@@ -15,7 +15,7 @@ from agents.bounds import LONG_S, MANY, check_range
 from agents.objectives.config import Objective
 from agents.policies.config import HFPolicy, LoRA, PolicyConfig, TinyPolicy
 from agents.rewards.config import SandboxedReward
-from agents.samplers.config import Sampling
+from agents.samplers.config import InProcess, SamplerConfig, Sampling
 from agents.sharing.config import SGT, SharingConfig
 from agents.tasks.config import TaskConfig
 
@@ -90,6 +90,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sharing: SharingConfig = SGT()
     objective: Objective = Objective()
     sampling: Sampling = Sampling()
+    sampler: SamplerConfig = InProcess()
     translation: TranslationConfig = TranslationConfig()
     warm_start: WarmStart = WarmStart()
     rewards: tuple[str | SandboxedReward, ...] = ("exact_match",)

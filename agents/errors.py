@@ -29,3 +29,11 @@ class NonFiniteError(AgentError, ArithmeticError):
 
 class PeerTimeoutError(AgentError, TimeoutError):
     """A peer did not close a step in time, in lockstep."""
+
+
+class SamplerError(AgentError, RuntimeError):
+    """A sampler's process ended, broke its protocol, or did not take the policy's weights."""
+
+
+class SamplerTimeoutError(AgentError, TimeoutError):
+    """A sampler's process did not answer in time."""

@@ -27,9 +27,9 @@ def show_plan(run: Run, console: Console, *, directory: str, warnings: list[str]
 
 def _processes(run: Run) -> Table:
     table = Table(title="processes", title_justify="left")
-    for column in ("process", "device", "threads", "policy", "prompts × completions", "learning rate"):
+    for column in ("process", "device", "threads", "policy", "sampler", "prompts × completions", "learning rate"):
         table.add_column(column)
-    table.add_row("hub", "–", "1", f"{run.exchange.memory_bytes / 2**20:.0f} MiB of experience", "–", "–")
+    table.add_row("hub", "–", "1", f"{run.exchange.memory_bytes / 2**20:.0f} MiB of experience", "–", "–", "–")
     for name, agent in run.agents.items():
         device = "cuda if there, else cpu" if agent.device == "auto" else agent.device
         table.add_row(
@@ -37,6 +37,7 @@ def _processes(run: Run) -> Table:
             f"{device}, {agent.dtype}",
             str(agent.threads),
             _policy(agent),
+            str(agent.sampler.__struct_config__.tag),
             f"{agent.prompts_per_step} × {agent.num_generations}",
             f"{agent.learning_rate:g}",
         )

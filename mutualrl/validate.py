@@ -14,6 +14,7 @@ from pathlib import Path
 from agents.errors import RewardError, TaskError
 from agents.rewards.functions import BUILT_IN
 from agents.rewards.rewards import find_signature
+from agents.samplers.config import VLLM
 from agents.sharing.config import PRP, Isolated
 from agents.tasks.config import Data
 from agents.tasks.load import load_task
@@ -70,6 +71,11 @@ def _check_agents(run: Run, available: int | None) -> Iterator[str]:
             yield (
                 f"agents.{name}.prompts_per_step: more than the tasks' {available} training prompts, got "
                 f"prompts_per_step={agent.prompts_per_step}"
+            )
+        if isinstance(agent.sampler, VLLM) and not Path(agent.sampler.python).is_file():
+            yield (
+                f"agents.{name}.sampler.python: no such file, got python={agent.sampler.python!r}; name an interpreter that "
+                "has vLLM (`make venv-vllm` builds .venv-vllm)"
             )
         names: dict[str, str] = {}
         for reward in agent.rewards:

@@ -20,7 +20,8 @@ from agents.policies.policy import Policy, build_policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
-from agents.samplers.hf import HFSampler
+from agents.samplers.choose import build_sampler
+from agents.samplers.sampler import Sampler
 from agents.sharing import make_rule
 from agents.sharing.config import SGT
 from agents.sink import JsonlSink
@@ -101,7 +102,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
     tasks = [load_task(task, seed=run.seed) for task in run.tasks]
     rewards = Rewards(config.rewards, config.reward_weights, policy=name, on_error=config.reward_error)
     policy = build_policy(config.policy, seed=run.seed, device=config.device, dtype=config.dtype, threads=config.threads)
-    sampler = HFSampler(policy, config.sampling)
+    sampler = build_sampler(config, policy, log=run_dir.log(f"{name}.vllm"))
     preflight(tasks, rewards, sampler)
     if config.warm_start.steps:
         started = time.perf_counter()
@@ -134,7 +135,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
     )
 
 
-def preflight(tasks: Sequence[TaskData], rewards: Rewards, sampler: HFSampler) -> None:
+def preflight(tasks: Sequence[TaskData], rewards: Rewards, sampler: Sampler) -> None:
     """Raise before anything is spent when a prompt is too long, a text cannot be spelled or a reward's column is missing."""
     prompts = [prompt for task in tasks for prompt in (*task.train, *task.heldout)]
     rewards.check_columns(prompts)

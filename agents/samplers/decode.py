@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from agents.policies.policy import Policy, attention_limit
+from agents.samplers.sampler import Decoded
 
 Choose = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 """(logits [b, V], rows [b], position) -> (token ids [b], log-probs [b])."""
@@ -30,17 +30,6 @@ COMPACT_BELOW = 0.75
 
 WORTH_A_PASS_TOKENS = 128
 """Prompt tokens that a common prefix must save before it gets a forward pass of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
-    """ids: int32 [B, T]; logprobs: float32 [B, T]; lengths: int64 [B], the end token included; what lies behind a row's
-    length means nothing. stopped: bool [B], ended by an end token or a stop string."""
-
-    ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-    lengths: npt.NDArray[np.int64]
-    stopped: npt.NDArray[np.bool_]
 
 
 @torch.inference_mode()

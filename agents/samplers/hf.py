@@ -6,18 +6,17 @@ Shape legend: P prompts · G completions per prompt · B = P·G sequences · T s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from agents.config import Sampling
-from agents.errors import PolicyError
 from agents.policies.policy import Policy
-from agents.policies.spelling import check_spelling
-from agents.samplers.decode import Choose, Decoded, Stop, decode
+from agents.samplers.decode import Choose, Stop, decode
 from agents.samplers.distribution import draw_tokens, sampling_log_probs
+from agents.samplers.sampler import check_prompts, completions_of, groups_of
 from agents.types import Completion, Group, Prompt
 from exchange.types import Version
 
@@ -36,27 +35,18 @@ class HFSampler:
         self._stop_strings = tuple(text.encode() for text in sampling.stop)
 
     def preflight(self, prompts: Sequence[Prompt]) -> None:
-        """Raise PolicyError, naming the prompt, when the policy cannot hold or cannot spell it.
+        """Raise PolicyError for a prompt that the policy cannot hold or spell; see `check_prompts`."""
+        check_prompts(self._policy, self._sampling, prompts)
 
-        A prompt and a longest completion must fit the context together; prompts and text answers must be spelled whole.
-        """
-        check_spelling(self._policy.tokenizer, prompts)
-        limit = self._policy.max_context - self._sampling.max_completion_length
-        for prompt in prompts:
-            length = len(self._policy.tokenizer.render(prompt.messages))
-            if not 0 < length <= limit:
-                raise PolicyError(
-                    f"prompt {prompt.id} of task {prompt.task!r} has {length} tokens, allowed are 1 to {limit}: "
-                    f"max_context={self._policy.max_context} less sampling.max_completion_length="
-                    f"{self._sampling.max_completion_length}; the prompt begins {prompt.text[:60]!r}"
-                )
+    def update(self, version: Version) -> Mapping[str, float]:
+        """Nothing to do: these are the weights that the learner has changed."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to let go."""
 
     def sample(self, prompts: Sequence[Prompt], *, num_generations: int, step: int, version: Version, seed: int) -> list[Group]:
-        """G sampled completions for each prompt, in order.
-
-        The draws are fixed by (seed, step), the prompts' order and the weights; agents that shall not share their noise
-        take different seeds. Log-probs are under the sampling distribution (see `sampling_log_probs`).
-        """
+        """See `Sampler.sample`; `version` is only written into the groups."""
         uniforms_BT = _uniforms(seed, step, len(prompts) * num_generations, self._sampling.max_completion_length)
         uniforms_BT = uniforms_BT.to(self._policy.device)
 
@@ -66,22 +56,10 @@ class HFSampler:
             return tokens_b, log_probs_bV.gather(-1, tokens_b[:, None]).squeeze(-1)
 
         completions = self._decode(prompts, num_generations, choose)
-        return [
-            Group(
-                prompt=prompt,
-                prompt_ids=self._policy.tokenizer.render(prompt.messages),
-                completions=tuple(completions[index * num_generations : (index + 1) * num_generations]),
-                step=step,
-                version=version,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
+        return groups_of(prompts, completions, self._policy.tokenizer, step=step, version=version)
 
     def greedy(self, prompts: Sequence[Prompt], batch_size: int) -> list[Completion]:
-        """The likeliest token at each place, one completion per prompt, `batch_size` prompts at a time.
-
-        Log-probs are the model's own, at temperature 1.
-        """
+        """See `Sampler.greedy`."""
         rendered = [self._policy.tokenizer.render(prompt.messages) for prompt in prompts]
         # Those that begin alike together, so that it is computed once; all others by length, so that little is padded.
         beginnings = [ids[:BEGINNING].tobytes() for ids in rendered]
@@ -109,7 +87,7 @@ class HFSampler:
                 choose=choose,
                 stop=self._watch_for_stop() if self._stop_strings else None,
             )
-        return self._completions(decoded)
+        return completions_of(decoded, self._policy.tokenizer)
 
     def _watch_for_stop(self) -> Stop:
         """A stop string counts wherever it lies in the text, across tokens too; it stays part of the text."""
@@ -123,31 +101,6 @@ class HFSampler:
             return any(text in tail for text in self._stop_strings)
 
         return stop
-
-    def _completions(self, decoded: Decoded) -> list[Completion]:
-        """One per row; all rows are looked up in the token table at once."""
-        tokenizer = self._policy.tokenizer
-        rows = [decoded.ids[row, :length] for row, length in enumerate(decoded.lengths)]
-        all_ids = np.concatenate(rows)
-        all_ends = tokenizer.ends(all_ids)
-        all_text = tokenizer.decode_bytes(all_ids)
-        completions = []
-        token, byte = 0, 0
-        for row, ids in enumerate(rows):
-            ends = all_ends[token : token + len(ids)] - byte
-            completions.append(
-                Completion(
-                    ids=ids.copy(),
-                    logprobs=decoded.logprobs[row, : len(ids)].copy(),
-                    ends=ends,
-                    text=all_text[byte : byte + int(ends[-1])],
-                    finished=bool(decoded.stopped[row]),
-                    has_eos=int(ids[-1]) in tokenizer.eos_ids,
-                )
-            )
-            token += len(ids)
-            byte += int(ends[-1])
-        return completions
 
 
 def _likeliest(logits_bV: torch.Tensor, _rows_b: torch.Tensor, _position: int) -> tuple[torch.Tensor, torch.Tensor]:
