@@ -6,13 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from exchange.wire import Buffer, grouped, join, joined
+from exchange.wire import JOINED_BYTES, Buffer, grouped, join, joined
 
 __all__ = ["Outbox", "Sender"]
-
-# Above this the transport gets what waits without the writer's turn: a worker that encodes many records in one go would
-# else keep the hub idle meanwhile.
-EAGER_BYTES = 256 << 10
 
 
 class Sender(Protocol):
@@ -42,10 +38,11 @@ class Outbox:
         return self._blocked or bool(self._waiting)
 
     def put(self, frames: list[Buffer]) -> None:
-        """Queue one message."""
+        """Queue one message. A multipart that is full goes without the writer's turn: a worker that encodes many records in one
+        go would else keep the hub idle meanwhile."""
         self._waiting.append(frames)
         self._nbytes += sum(map(len, frames))
-        if self._nbytes >= EAGER_BYTES and not self._blocked:
+        if self._nbytes >= JOINED_BYTES and not self._blocked:
             self._send_now()
         if self._waiting:
             self._filled.set()

@@ -119,7 +119,11 @@ class Channel:
         last = len(frames) - 1
         try:
             for index, frame in enumerate(frames):
-                self.socket.send(frame, NOW_MORE if index < last else NOW, len(frame) < COPIED_BYTES)
+                more = NOW_MORE if index < last else NOW
+                if len(frame) < COPIED_BYTES:
+                    self.socket.send(frame, more)
+                else:
+                    self.socket.send(_as_received(frame), more, False)
         except zmq.ZMQError as error:
             # Also in the middle of a message, of which nothing is then sent.
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
@@ -174,6 +178,13 @@ class Channel:
         for waiting, event in ((self._reader, READABLE), (self._writer, WRITABLE)):
             if waiting is not None and events & event and not waiting.done():
                 waiting.set_result(None)
+
+
+def _as_received(frame: Buffer) -> Buffer | zmq.Frame:
+    """The message that a buffer is all of, where it came from a socket: that goes on as it is, and when a buffer that pyzmq
+    lends to libzmq is free again a thread has to be woken."""
+    message = frame.obj if isinstance(frame, memoryview) else None
+    return message if isinstance(message, zmq.Frame) and len(message) == len(frame) else frame
 
 
 def connect_channel(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from exchange.messages import Ping
-from exchange.outbox import EAGER_BYTES, Outbox
-from exchange.wire import Buffer, encode_message, hub_decoder, messages_in
+from exchange.outbox import Outbox
+from exchange.wire import JOINED_BYTES, Buffer, encode_message, hub_decoder, messages_in
 
 
 class Line:
@@ -36,7 +36,7 @@ def test_what_was_held_back_arrives_whole_however_much_it_was() -> None:
         outbox.put(encode_message(Ping(step=1), number))
     assert not line.sent
     line.open = True
-    for number in range(5000, 5000 + EAGER_BYTES // len(ping[0])):
+    for number in range(5000, 5000 + JOINED_BYTES // len(ping[0])):
         outbox.put(encode_message(Ping(step=1), number))
     frames = [frames for multipart in line.sent for frames in messages_in([memoryview(frame) for frame in multipart])]
     got = [hub_decoder().decode(message).request_id for message in frames]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq.utils.garbage import gc as lent
 
 from exchange.sockets import Channel, bind_channel, connect_channel
 from exchange.wire import MAX_RECORD_BYTES
@@ -63,6 +64,25 @@ async def test_ipv6_is_on_where_the_address_asks_for_it() -> None:
     assert [bytes(frame) for frame in await router.receive()] == [b"\1worker", b"over", b"six"]
     dealer.close()
     router.close()
+
+
+async def test_what_was_received_goes_on_as_it_is_and_a_part_of_it_as_that_part() -> None:
+    router, endpoint = bind_channel("tcp://127.0.0.1:0", credit_messages=4)
+    dealer = connect_channel(endpoint, routing_id=b"\1worker", credit_messages=4)
+    sent = bytes(range(256)) * (4 << 12)
+    try:
+        async with asyncio.timeout(20):
+            await dealer.send([sent])
+            worker, whole = await router.receive()
+            before = set(lent.refs)
+            assert router.send_to(bytes(worker), [whole])
+            assert not lent.refs.keys() - before, "a buffer that is lent to libzmq costs a turn of a thread when it comes back"
+            assert router.send_to(bytes(worker), [whole[:-1], whole[1:]])
+            assert [bytes(frame) for frame in await dealer.receive()] == [sent]
+            assert [bytes(frame) for frame in await dealer.receive()] == [sent[:-1], sent[1:]]
+    finally:
+        dealer.close()
+        router.close()
 
 
 @pytest.mark.slow
