@@ -64,7 +64,7 @@ class Gathers:
 
     def ask(self, member: Member, gather: Gather, request_id: int, now: float, *, given_to: Cursor) -> list[Outgoing]:
         """The answer to a new gather, or nothing when it has to wait. given_to: the last cursor that a record has."""
-        member.received_bytes = gather.received_bytes
+        member.has_received(gather.received_bytes)
         refusal = self._refusal(member, gather)
         if refusal is not None:
             return [Outgoing(peer=member.peer, message=refusal, request_id=request_id)]

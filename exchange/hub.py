@@ -327,7 +327,7 @@ class Hub:
             member.raise_newest(ping.version)
         if progress != member.progress:
             member.progress, member.progress_at = progress, now
-        member.received_bytes = ping.received_bytes
+        member.has_received(ping.received_bytes)
         self._leases.read(member)
         return [Outgoing(peer=member.peer, message=Pong(), request_id=request_id), *self._gathers.read(member, now)]
 

@@ -102,7 +102,7 @@ class Leases:
 
     def _ask(self, member: Member, lease: Lease, request_id: int, now: float) -> list[Outgoing]:
         """Have a request wait, in place of an earlier one for the same lease. One whose lease is open is answered again."""
-        member.received_bytes = lease.received_bytes
+        member.has_received(lease.received_bytes)
         self._expire(now)
         mine = self._open.get((member.name, lease.id))
         if mine is not None:

@@ -92,6 +92,11 @@ class Member:
         """What it was sent and has not said to have received."""
         return self.sent_bytes - self.received_bytes
 
+    def has_received(self, nbytes: int) -> None:
+        """Take what it says to have received: at most what it was sent, and never less than before, as lanes overtake each
+        other."""
+        self.received_bytes = max(self.received_bytes, min(nbytes, self.sent_bytes))
+
     def raise_newest(self, version: Version) -> None:
         """Take a version as the newest known one if it is newer."""
         if self.newest is None or version > self.newest:

@@ -124,7 +124,7 @@ class Router:
         self, member: Member, request: Request, payload: Sequence[memoryview], request_id: int, now: float
     ) -> list[Outgoing]:
         """Deliver a new request, or refuse it; one that is open already is joined."""
-        member.received_bytes = request.received_bytes
+        member.has_received(request.received_bytes)
         key = (member.name, request.id)
         if key in self._jobs:
             self._jobs[key].request_id = request_id
@@ -158,7 +158,7 @@ class Router:
 
     def reply(self, member: Member, reply: Reply, payload: Sequence[memoryview], request_id: int) -> list[Outgoing]:
         """Hand a server's answer to who waits for it."""
-        member.received_bytes = reply.received_bytes
+        member.has_received(reply.received_bytes)
         settled = _to(member, Settled(), request_id)
         job = self._job_of(member, (reply.asker, reply.id))
         if job is None:

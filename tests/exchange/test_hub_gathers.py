@@ -196,6 +196,17 @@ def test_a_worker_that_reads_nothing_is_sent_no_more() -> None:
     assert isinstance(pong.message, Pong) and len(rows(late.message)) == 8
 
 
+def test_a_worker_that_was_overtaken_by_its_own_ping_has_still_read_what_that_said() -> None:
+    driver = two(credit_bytes=1 << 20, memory_bytes=64 << 20)
+    for step in range(8):
+        driver.publish(a_rollout_group("alpha", step, "p", tokens=4000))
+    assert len(rows(driver.ask("beta", gather("rollouts")))) == 8
+    assert rows(driver.ask("beta", gather("rollouts"))) == []
+    driver.say("beta", Ping(received_bytes=1 << 40))
+    assert len(rows(driver.ask("beta", gather("rollouts", received_bytes=0)))) == 8
+    assert rows(driver.ask("beta", gather("rollouts"))) == [], "more than all that it was sent it cannot have received"
+
+
 def test_the_memory_is_bounded_and_every_record_is_accounted_for() -> None:
     driver = two(memory_bytes=1 << 20, max_age_s=50.0)
     for step in range(300):
