@@ -139,6 +139,6 @@ def _origin(path: tuple[str, ...], own: Any, defaults: Any) -> tuple[str, ...]:
         node, keys = table, path[2:]
         while keys and isinstance(node, Mapping) and keys[0] in node:
             node, keys = node[keys[0]], keys[1:]
-        if not keys:
+        if not keys or isinstance(node, list):  # a list is taken whole from one of the two
             return (*prefix, *path[2:])
     return path

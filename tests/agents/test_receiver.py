@@ -174,3 +174,15 @@ async def test_own_rewards_judge_a_peers_texts(receiver: PeerReceiver) -> None:
     prompts = [make_prompt(answer="ab"), make_prompt(answer="cd")]
     assert (await receiver.verify(prompts, [b"ab", b"ab"])).tolist() == [1, 0]
     assert receiver.reward_fingerprint == Rewards(["exact_match"]).fingerprint
+
+
+async def test_rewards_that_ask_for_ids_get_a_peers_text_in_the_own_encoding(tokenizer: PolicyTokenizer) -> None:
+    seen: list[object] = []
+
+    def judge(completions: list[str], completion_ids: list[list[int] | None]) -> list[float]:
+        seen.extend(completion_ids)
+        return [1.0] * len(completions)
+
+    receiver = PeerReceiver(tokenizer, Rewards([judge]), max_completion_length=5)
+    await receiver.verify([make_prompt()] * 2, [b"ab", b"c"])
+    assert seen == [tokenizer.encode(b"ab").tolist(), tokenizer.encode(b"c").tolist()]

@@ -141,6 +141,18 @@ async def test_async_functions_run_at_the_same_time_and_beside_a_sync_one() -> N
         assert (await Rewards([in_thread, one, other]).score([prompt()], [b"x"])).total.tolist() == [3.0]
 
 
+async def test_an_async_function_judges_all_completions_at_the_same_time() -> None:
+    met = asyncio.Barrier(3)
+
+    async def judge(completion: str) -> float:
+        await met.wait()
+        return float(len(completion))
+
+    async with asyncio.timeout(30):
+        scores = await Rewards([judge]).score([prompt()] * 3, [b"a", b"bb", b"ccc"])
+    assert scores.total.tolist() == [1, 2, 3]
+
+
 async def test_sync_functions_run_one_after_the_other() -> None:
     running = 0
 

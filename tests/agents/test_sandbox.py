@@ -44,7 +44,7 @@ def act(text):
     if text == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if text == "hoard":
-        bytearray(2**40)
+        bytearray(2**30)
     if text == "raise":
         raise LookupError("no such thing")
     if text.startswith("child"):
@@ -94,7 +94,9 @@ def make() -> Iterator[Make]:
     with contextlib.ExitStack() as stack:
 
         def made(*names: str, timeout_s: float = 30.0, on_error: Literal["raise", "abstain"] = "raise", **more: Any) -> Rewards:
-            functions = [SandboxedReward(sandbox=f"sandbox_judges:{name}", timeout_s=timeout_s) for name in names]
+            functions = [
+                SandboxedReward(sandbox=f"sandbox_judges:{name}", timeout_s=timeout_s, memory_bytes=2**29) for name in names
+            ]
             rewards = Rewards(functions, on_error=on_error, **more)
             stack.callback(rewards.close)
             return rewards

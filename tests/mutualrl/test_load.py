@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agents.config import AgentConfig, HFPolicy, TinyPolicy
+from agents.config import AgentConfig, HFPolicy, SandboxedReward, TinyPolicy
 from agents.sharing.config import PRP, SGT, Isolated
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError
@@ -228,6 +228,25 @@ def test_a_value_from_defaults_is_reported_there_and_once(run_file: Path) -> Non
     assert "defaults.sharing.lambda: must be >= 0, got lambda=-1.0" in found
     found = problems(run_file, "defaults.num_generations=1")
     assert found == ["defaults.num_generations: must be >= 2 and <= 1048576, got num_generations=1"]
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            '{ sandbox = "a:b", timeout = 3 }',
+            "defaults.rewards.1.timeout: unknown key, got timeout=3; did you mean 'timeout_s'?",
+        ),
+        ('{ sandbox = "a:b", timeout_s = 0 }', "defaults.rewards.1.timeout_s: must be > 0 and <= 86400, got timeout_s=0.0"),
+        ("{ timeout_s = 3 }", "defaults.rewards.1.sandbox: is missing and has no default"),
+    ],
+)
+def test_rewards_are_names_and_tables(run_file: Path, table: str, problem: str) -> None:
+    right = 'defaults.rewards=["exact_match", { sandbox = "a:b", timeout_s = 3 }]'
+    run = load_run(run_file, [right])
+    assert run.agents["alpha"].rewards == ("exact_match", SandboxedReward(sandbox="a:b", timeout_s=3))
+    assert msgspec.json.decode(msgspec.json.encode(run), type=Run) == run
+    assert problems(run_file, f'defaults.rewards=["exact_match", {table}]') == [problem]
 
 
 def test_a_missing_choice_lists_the_choices(run_file: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agents.config import AgentConfig, TinyPolicy, WarmStart
+from agents.config import AgentConfig, SandboxedReward, TinyPolicy, WarmStart
 from agents.sharing.config import SGT, Isolated
 from agents.tasks.config import Data, Reverse, Sort, TaskConfig
 from mutualrl.config import Edge, Run, Topology
@@ -16,6 +16,10 @@ from mutualrl.errors import ConfigError
 from mutualrl.validate import validate
 
 ALPHA = AgentConfig(policy=TinyPolicy())
+
+
+def sandboxed(reference: str) -> SandboxedReward:
+    return SandboxedReward(sandbox=reference)
 
 
 def run_with(*tasks: TaskConfig, topology: Topology | None = None, **agents: AgentConfig) -> Run:
@@ -45,6 +49,11 @@ def changed(**fields: object) -> AgentConfig:
         (run_with(alpha=changed(rewards=("exact_mach",))), "agents.alpha.rewards: .*did you mean 'exact_match'"),
         (run_with(alpha=changed(rewards=("no_such_module:f",))), "agents.alpha.rewards: .*no_such_module:f"),
         (run_with(alpha=changed(rewards=("os.path:no_such",))), "agents.alpha.rewards: .*os.path:no_such"),
+        (run_with(alpha=changed(rewards=(sandboxed("exact_mach"),))), "agents.alpha.rewards: .*did you mean 'exact_match'"),
+        (
+            run_with(alpha=changed(rewards=("exact_match", sandboxed("exact_match")))),
+            "agents.alpha.rewards: 'exact_match' and 'exact_match' have the same name",
+        ),
         (run_with(alpha=changed(rewards=("exact_match",) * 2)), "agents.alpha.rewards: 'exact_match' and .* the same name"),
         (run_with(topology=Topology(shape="hub:zoe")), "topology.shape: .*'zoe'"),
     ],
