@@ -22,17 +22,20 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
 
-from agents.checkpoint import save_checkpoint
+from agents.checkpoint import Resumable, point_at, save_part
 from agents.config import AgentConfig
+from agents.dump import StepDump, write_dump
+from agents.errors import NonFiniteError
 from agents.evaluate import TaskScore, evaluate
+from agents.journal import Journal
 from agents.learner import Learner
-from agents.metrics import completion_lines, group_metrics, rescue_line
+from agents.metrics import completion_lines, group_metrics
 from agents.peers import Gathered, PeerFeed, next_step
 from agents.policies.policy import Policy
 from agents.publish import Producer
@@ -40,28 +43,30 @@ from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
 from agents.rows import Stream
 from agents.samplers.sampler import Sampler
+from agents.seam import Seam
 from agents.sharing.config import SGT
 from agents.sharing.rule import Shared, SharingRule
 from agents.sink import JsonlSink
+from agents.state import AgentState, pack_waiting, unpack_waiting
 from agents.stopping import pause, unless_stopped
 from agents.tasks.load import TaskData
 from agents.tasks.schedule import draw
 from agents.trial import CoinTrial
 from agents.types import Group, Prompt
 from exchange.client import Client
-from exchange.types import AgentName, StepPrompts, Version
+from exchange.types import AgentName, PromptId, StepPrompts, Version
 
 T = TypeVar("T")
 
 logger = logging.getLogger("mutualrl.agent")
 
-MAX_RESCUES_LOGGED = 200
-"""Rescues written for the report, per agent; the counters count all."""
+FINAL = "final"
+"""What the part of an agent that made all its steps is also called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """What a run says about the loop of each of its agents."""
+    """What a run says about the loop of each of its agents. seams: where it was taken up again."""
 
     seed: int
     steps: int
@@ -70,13 +75,19 @@ class Loop:
     evaluate_every: int
     evaluation_batch_size: int
     success_threshold: float
-    checkpoint_every: int
+    save_steps: int
+    dump_every: int
     step_timeout_s: float
+    seams: Sequence[Seam] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Everything that an agent works with, made by whoever knows the config."""
+    """Everything that an agent works with, made by whoever knows the config.
+
+    resume: where to go on, with policy and learner in that state already. on_saved: told, on the torch thread, of every part
+    of a checkpoint that was saved, by the number of steps.
+    """
 
     policy: Policy
     sampler: Sampler
@@ -88,6 +99,9 @@ class Parts:
     tasks: Sequence[TaskData]
     sink: JsonlSink
     checkpoints: Path
+    dumps: Path
+    resume: AgentState | None = None
+    on_saved: Callable[[int], object] = lambda _step: None
 
 
 class Agent:
@@ -110,58 +124,88 @@ class Agent:
         self._parts = parts
         self._client = client
         self._train = [prompt for task in parts.tasks for prompt in task.train]
+        prompts = {prompt.id: prompt for prompt in self._train}
         self._feed = PeerFeed(
             client,
             parts.rule,
             teachers=teachers,
-            prompts={prompt.id: prompt for prompt in self._train},
+            prompts=prompts,
             lockstep=loop.mode == "lockstep",
             step_timeout_s=loop.step_timeout_s,
+            seams=loop.seams,
         )
-        self._started_at_s = started_at_s
-        self._version = Version(client.epoch, 0)
+        self._journal = Journal(name, parts.sink, skills=config.skills, started_at_s=started_at_s)
         self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
         # Agents of one run must not share their random numbers, or equal policies would sample alike.
         self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
-        self._rescues_logged = 0
         self._trial = CoinTrial() if isinstance(config.sharing, SGT) and config.sharing.coin else None
+        self._data = {task.name: task.fingerprint for task in parts.tasks}
         self._met: set[int] = set()
+        self._made = 0
+        self._evaluated = -1
+        if parts.resume is not None:
+            self._restore(parts.resume, prompts)
+        self._version = Version(client.epoch, self._made)
+        self._state = self._note()
+
+    def _restore(self, state: AgentState, prompts: Mapping[PromptId, Prompt]) -> None:
+        self._made, self._evaluated, self._met = state.step, state.evaluated, set(state.met)
+        self._feed.restore(state.feed)
+        self._parts.rule.recall(state.rule, unpack_waiting(state.waiting, prompts))
+        self._journal.resume(state.lines, wall_s=state.wall_s)
+        if self._trial is not None:
+            self._trial.restore(state.trial, prompts)
+
+    def _note(self) -> AgentState:
+        """All that this agent is between two steps, but for weights and optimizer."""
+        return AgentState(
+            step=self._made,
+            evaluated=self._evaluated,
+            wall_s=self._journal.wall_s,
+            met=sorted(self._met),
+            lines=self._journal.lines(),
+            data=self._data,
+            waiting=pack_waiting(self._parts.rule.waiting),
+            rule=self._parts.rule.memory(),
+            trial={} if self._trial is None else self._trial.state(),
+            feed=self._feed.state(),
+        )
 
     async def run(self, stop: asyncio.Event) -> bool:
         """Train; returns whether all steps were made. `stop` ends the loop within the current step.
 
         Told to stop, or failing on the way (a lost hub, a reward that raises), it leaves a checkpoint of the steps made.
         """
-        step = 0
         saved = False
         try:
             if await unless_stopped(stop, self._sync()) is None:
                 return False
             await unless_stopped(stop, self._join())
-            await self._evaluate(0, stop)
-            while step < self._loop.steps and not stop.is_set():
-                if await self._step(step, stop):
-                    step += 1
-                    await self._look_back(step, stop)
-            finished = step == self._loop.steps
+            await self._look_back(stop)
+            while self._made < self._loop.steps and not stop.is_set():
+                if await self._step(self._made, stop):
+                    await self._look_back(stop)
+            finished = self._made == self._loop.steps
             self._feed.hits.close()
-            self._log(step, self._feed.hits.take())
-            if finished and (not self._loop.evaluate_every or step % self._loop.evaluate_every):
-                await self._evaluate(step, stop)
-            await self._end_trial(step, stop)
-            await self._checkpoint("final" if finished else f"step-{step:06d}", step)
+            self._journal.metrics(self._made, self._feed.hits.take())
+            if finished and self._evaluated < self._made:
+                await self._evaluate(stop)
+            await self._end_trial(stop)
+            part = await self._checkpoint()
             saved = True
+            if finished:
+                point_at(self._parts.checkpoints, FINAL, part)
             return finished
         finally:
-            if not saved and step:
-                await self._checkpoint(f"step-{step:06d}", step)
+            if not saved and self._made:
+                await self._checkpoint()
             await asyncio.to_thread(self._parts.sampler.close)
             self._torch.shutdown(wait=False, cancel_futures=True)
             self._parts.rewards.close()
 
     async def _join(self) -> None:
         """Say that this agent is there, and wait for its teachers to say so, so that the first to load is not alone."""
-        here = StepPrompts(agent=self._name, step=0, version=self._version, prompt_ids=())
+        here = StepPrompts(agent=self._name, step=self._made, version=self._version, prompt_ids=())
         await self._client.publish(here)
         absent = await self._feed.wait_for_teachers()
         if absent:
@@ -188,13 +232,12 @@ class Agent:
         if stop.is_set():
             return False
         waited = time.perf_counter() - sampled
-        learned = await self._on_torch_thread(lambda: self._parts.learner.step(shared.rows, prompts=len(prompts)))
-        self._version = Version(self._version.epoch, self._version.step + 1)
+        learned = await self._on_torch_thread(lambda: self._learn(step, shared, len(prompts)))
+        self._made = step + 1
+        self._version = Version(self._version.epoch, self._made)
         synced = await self._sync()
-        await self._client.progress(step=step + 1, version=self._version)
         await pause(stop, self._config.min_step_s - (time.perf_counter() - started))
-        metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **synced}
-        metrics |= self._streams(shared)
+        metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **synced, **_streams(shared)}
         metrics |= self._feed.hits.take() | self._parts.receiver.take() | self._parts.rewards.take()
         metrics |= {
             "step_time": time.perf_counter() - started,
@@ -202,18 +245,35 @@ class Agent:
             "exchange_time": waited,
         }
         metrics["tokens_per_s"] = metrics["num_tokens"] / metrics["step_time"]
-        self._log(step + 1, metrics)
-        self._log_rescues(step + 1, shared)
+        self._journal.metrics(self._made, metrics)
+        self._journal.rescues(self._made, shared)
         if self._trial is not None:
             self._trial.take(shared)
+        # What is saved is what was noted here, however far into the next step the agent is told to stop.
+        self._state = self._note()
+        await self._client.progress(step=self._made, version=self._version)
         return True
 
-    async def _look_back(self, step: int, stop: asyncio.Event) -> None:
-        """Evaluate and save when it is time to, after `step` steps."""
-        if self._loop.evaluate_every and step % self._loop.evaluate_every == 0:
-            await self._evaluate(step, stop)
-        if self._loop.checkpoint_every and step % self._loop.checkpoint_every == 0:
-            await self._checkpoint(f"step-{step:06d}", step)
+    def _learn(self, step: int, shared: Shared, prompts: int) -> dict[str, float]:
+        """The step's update, on the torch thread. Dumps the step where it is time to, or where its numbers end the run."""
+        dump = StepDump(agent=self._name, step=step + 1, prompts=prompts, rows=shared.rows)
+        try:
+            learned = self._parts.learner.step(shared.rows, prompts=prompts)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}; the rows of its last step are in {write_dump(self._parts.dumps, dump)}") from error
+        if self._loop.dump_every and step % self._loop.dump_every == 0:
+            write_dump(self._parts.dumps, replace(dump, metrics=learned))
+        return learned
+
+    async def _look_back(self, stop: asyncio.Event) -> None:
+        """Evaluate and save when it is time to."""
+        every, save_steps = self._loop.evaluate_every, self._loop.save_steps
+        is_due = self._made == 0 or (every and self._made % every == 0)
+        if is_due and self._evaluated < self._made:
+            await self._evaluate(stop)
+            self._state = self._note()
+        if save_steps and self._made and self._made % save_steps == 0:
+            await self._checkpoint()
 
     async def _meet_peers(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], Gathered, Shared]:
         """Judge the groups, publish them, gather what peers know, and turn both into training rows."""
@@ -285,22 +345,18 @@ class Agent:
             )
         )
 
-    async def _evaluate(self, step: int, stop: asyncio.Event) -> None:
+    async def _evaluate(self, stop: asyncio.Event) -> None:
         scores = await self._scores(self._parts.tasks, stop)
-        if scores is None:
-            return
-        self._log(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
-        for score in scores:
-            self._parts.sink.evaluation(self._evaluation_line(step, score))
+        if scores is not None:
+            self._journal.evaluation(self._made, scores)
+            self._evaluated = self._made
 
-    async def _end_trial(self, step: int, stop: asyncio.Event) -> None:
+    async def _end_trial(self, stop: asyncio.Event) -> None:
         """What the prompts are worth now whose rescue was delivered, and those whose was not."""
         tasks = [] if self._trial is None else self._trial.tasks()
         scores = await self._scores(tasks, stop) if tasks else None
-        if scores is None or self._trial is None:
-            return
-        for line in self._trial.lines(scores):
-            self._parts.sink.trial({"agent": self._name, "step": step} | line)
+        if scores is not None and self._trial is not None:
+            self._journal.trial(self._made, self._trial.lines(scores))
 
     async def _scores(self, tasks: Sequence[TaskData], stop: asyncio.Event) -> list[TaskScore] | None:
         """Greedy accuracy on the tasks' held-out prompts; None when told to stop meanwhile."""
@@ -314,47 +370,27 @@ class Agent:
         )
         return await unless_stopped(stop, evaluating)
 
-    def _evaluation_line(self, step: int, score: TaskScore) -> dict[str, object]:
-        return {
-            "agent": self._name,
-            "step": step,
-            "wall_s": self._wall_s(),
-            "task": score.task,
-            "own_skill": score.task in self._config.skills,
-            "accuracy": score.accuracy,
-            "correct": [int(each) for each in score.correct],
-            "prompt_ids": list(score.prompt_ids),
-            "mean_length": score.mean_length,
-            "eos_rate": score.eos_rate,
-        }
+    async def _checkpoint(self) -> Path:
+        """Save the state last noted with the weights that belong to it; weights alone where an update did not end."""
+        noted, parts = self._state, self._parts
 
-    async def _checkpoint(self, name: str, step: int) -> None:
-        await self._on_torch_thread(
-            lambda: save_checkpoint(self._parts.policy, self._parts.checkpoints, name=name, step=step, version=self._version)
-        )
+        def save() -> Path:
+            whole = parts.learner.steps == noted.step
+            state = Resumable(learner=parts.learner.state(), agent=noted) if whole else None
+            version = Version(self._version.epoch, noted.step)
+            part = save_part(parts.policy, parts.checkpoints, step=noted.step, version=version, state=state)
+            parts.on_saved(noted.step)
+            return part
 
-    def _streams(self, shared: Shared) -> dict[str, float]:
-        counts = {stream: sum(row.stream is stream for row in shared.rows) for stream in Stream}
-        total = max(len(shared.rows), 1)
-        return {f"rows/{stream}": float(count) for stream, count in counts.items()} | {
-            "peer/share": (total - counts[Stream.OWN]) / total if shared.rows else 0.0
-        }
+        return await self._on_torch_thread(save)
 
-    def _wall_s(self) -> float:
-        return round(time.time() - self._started_at_s, 3)
 
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if not metrics:
-            return
-        line: dict[str, object] = {"agent": self._name, "step": step, "wall_s": self._wall_s()}
-        line |= {f"{self._name}/{name}": round(value, 6) for name, value in metrics.items()}
-        self._parts.sink.metrics(line)
-
-    def _log_rescues(self, step: int, shared: Shared) -> None:
-        for rescue in shared.rescues:
-            if self._rescues_logged < MAX_RESCUES_LOGGED:
-                self._rescues_logged += 1
-                self._parts.sink.rescue({"agent": self._name, "step": step} | rescue_line(rescue))
+def _streams(shared: Shared) -> dict[str, float]:
+    counts = {stream: sum(row.stream is stream for row in shared.rows) for stream in Stream}
+    total = max(len(shared.rows), 1)
+    return {f"rows/{stream}": float(count) for stream, count in counts.items()} | {
+        "peer/share": (total - counts[Stream.OWN]) / total if shared.rows else 0.0
+    }
 
 
 async def _done(work: Awaitable[object]) -> None:

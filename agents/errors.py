@@ -37,3 +37,7 @@ class SamplerError(AgentError, RuntimeError):
 
 class SamplerTimeoutError(AgentError, TimeoutError):
     """A sampler's process did not answer in time."""
+
+
+class CheckpointError(AgentError, ValueError):
+    """A checkpoint or a dumped step cannot be read, or does not fit."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from exchange.types import AgentName, PromptId
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's prompts that each peer has not met yet."""
+
     step: int
     missing: dict[AgentName, set[PromptId]]
+
+    def copy(self) -> Drawn:
+        return Drawn(step=self.step, missing={peer: set(prompts) for peer, prompts in self.missing.items()})
 
 
 class HitCounter:
@@ -21,13 +26,21 @@ class HitCounter:
     def __init__(self, peers: Iterable[AgentName], *, window: int) -> None:
         self._peers = tuple(peers)
         self._window = window
-        self._drawn: deque[_Drawn] = deque()
+        self._drawn: deque[Drawn] = deque()
         self._hits = dict.fromkeys(self._peers, 0)
         self._resolved = dict.fromkeys(self._peers, 0)
 
+    def state(self) -> tuple[Drawn, ...]:
+        """What waits for its fate; what `take` would give is no part of it."""
+        return tuple(drawn.copy() for drawn in self._drawn)
+
+    def restore(self, state: Iterable[Drawn]) -> None:
+        """Go on from what `state` gave."""
+        self._drawn = deque(drawn.copy() for drawn in state)
+
     def draw(self, step: int, prompts: Collection[PromptId]) -> None:
         """These prompts were sampled at `step`."""
-        self._drawn.append(_Drawn(step, {peer: set(prompts) for peer in self._peers}))
+        self._drawn.append(Drawn(step=step, missing={peer: set(prompts) for peer in self._peers}))
 
     def meet(self, peer: AgentName, at_hand: Collection[PromptId]) -> None:
         """Rows of `peer` on these prompts are at hand now."""

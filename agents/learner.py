@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,9 @@ from agents.scoring import Scorer
 
 MAX_NON_FINITE_STEPS = 5
 
+OPTIMIZER, REFERENCE = "optimizer.", "reference."
+"""What the names of a learner's saved tensors begin with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
@@ -36,6 +39,15 @@ class LearnerSettings:
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerState:
+    """tensors: the optimizer's and, where there is one, the reference policy's. steps: made. non_finite: updates in a row."""
+
+    tensors: Mapping[str, Tensor]
+    steps: int
+    non_finite: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +84,32 @@ class Learner:
         # Under LoRA the base weights do not move: the reference is the model with its adapter off.
         copied = self._needs_ref and not has_adapter(model)
         self._score = Scorer(model, temperature=settings.temperature)
-        reference = copy.deepcopy(model).requires_grad_(False) if copied else None
-        self._score_reference = self._score if reference is None else Scorer(reference, temperature=settings.temperature)
+        self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
+        self._score_reference = (
+            self._score if self._reference is None else Scorer(self._reference, temperature=settings.temperature)
+        )
         self._non_finite = 0
+        self.steps: int | None = 0
+        """Completed calls of `step`; None when one ended in the middle of its updates, so that the weights are of no step."""
+
+    def state(self) -> LearnerState:
+        """All that the learner holds beside the policy's weights. ValueError when a step ended in its middle."""
+        if self.steps is None:
+            raise ValueError("a step that failed in the middle of its updates cannot be resumed")
+        tensors = {f"{OPTIMIZER}{name}": value for name, value in self._optimizer.state().items()}
+        if self._reference is not None:
+            tensors |= {f"{REFERENCE}{name}": value for name, value in self._reference.named_parameters()}
+        return LearnerState(tensors=tensors, steps=self.steps, non_finite=self._non_finite)
+
+    def restore(self, state: LearnerState) -> None:
+        """Go on from what `state` gave, with a policy that has the weights of that moment."""
+        prefix = len(OPTIMIZER)
+        self._optimizer.restore({key[prefix:]: value for key, value in state.tensors.items() if key.startswith(OPTIMIZER)})
+        if self._reference is not None:
+            with torch.no_grad():
+                for name, parameter in self._reference.named_parameters():
+                    parameter.copy_(state.tensors[f"{REFERENCE}{name}"])
+        self.steps, self._non_finite = state.steps, state.non_finite
 
     def step(self, rows: Sequence[Row], *, prompts: int) -> dict[str, float]:
         """Train on `rows` of a step of `prompts` prompts; returns metrics under TRL's names.
@@ -85,12 +120,14 @@ class Learner:
         MAX_NON_FINITE_STEPS in a row.
         """
         started = time.perf_counter()
+        done = (self.steps or 0) + 1
         by_stream = {stream: [row for row in rows if row.stream is stream] for stream in Stream}
         orphans = {stream for stream, present in by_stream.items() if present} - {each.stream for each in self._components}
         if orphans:
             raise ObjectiveError(f"no loss component reads the rows of stream {', '.join(sorted(orphans))}")
         live = {stream: self._live(stream, present) for stream, present in by_stream.items()}
         if not any(live.values()):
+            self.steps = done
             return {"skipped_steps": 1.0, "learn_time": time.perf_counter() - started}
         planned = {stream: self._plan(present) for stream, present in live.items() if present}
         stats: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -99,8 +136,10 @@ class Learner:
             stats.clear()
             loss = self._accumulate(planned, by_stream, prompts, stats)
             norm, stepped = self._optimizer.step(loss)
+            self.steps = None if stepped else self.steps
             metrics["loss"], metrics["grad_norm"] = loss, norm
             self._count_non_finite(stepped, loss, metrics)
+        self.steps = done
         metrics.update({name: total / count for name, (total, count) in stats.items() if count})
         metrics["learning_rate"] = self._settings.learning_rate
         metrics["learn_time"] = time.perf_counter() - started

@@ -6,11 +6,13 @@ An update of 1e-6 relative size vanishes in bfloat16, whose spacing is 2^-8; the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+MASTER = "master"
 
 
 class MasterAdamW:
@@ -28,6 +30,32 @@ class MasterAdamW:
             self._masters, lr=learning_rate, weight_decay=weight_decay, fused=self._parameters[0].device.type != "mps"
         )
         self._max_grad_norm = max_grad_norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments, step counts and master weights under names that safetensors takes; the tensors are the live ones."""
+        tensors = {
+            f"{name}.{index}": value
+            for index, state in self._optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+        }
+        for index, (parameter, master) in enumerate(zip(self._parameters, self._masters, strict=True)):
+            if master is not parameter:
+                tensors[f"{MASTER}.{index}"] = master
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave over equal parameters. ValueError for that of others."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            name, _, index = key.rpartition(".")
+            if int(index) >= len(self._masters):
+                raise ValueError(f"an optimizer over {len(self._masters)} parameters has no {key}: the policy is another one")
+            if name == MASTER:
+                with torch.no_grad():
+                    self._masters[int(index)].copy_(value)
+            else:
+                state.setdefault(int(index), {})[name] = value
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def step(self, loss: float) -> tuple[float, bool]:
         """Apply the gradients of `loss`. Returns their norm before clipping, and whether a step was made.

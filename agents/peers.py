@@ -12,8 +12,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from agents.errors import PeerTimeoutError
-from agents.hits import HitCounter
+from agents.hits import Drawn, HitCounter
+from agents.seam import Seam, is_abandoned
 from agents.sharing.rule import PeerExperience, SharingRule
 from agents.types import Prompt
 from exchange.client import Client, Row
@@ -29,12 +32,34 @@ LONG_POLL_S = 5.0
 """How long one question to the hub may wait, so that a lost hub is noticed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A teacher's newest judged attempt at a prompt."""
+class Attempt(msgspec.Struct, frozen=True, array_like=True):
+    """A teacher's newest judged attempt at a prompt. at_s: on the feed's clock."""
 
     version: Version
     at_s: float
+
+
+class Closed(msgspec.Struct, frozen=True, array_like=True):
+    """A step that a teacher closed, and when, on the feed's clock."""
+
+    agent: AgentName
+    step: int
+    version: Version
+    prompt_ids: tuple[PromptId, ...]
+    at_s: float
+
+
+class FeedState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a feed knows between two steps. clock_s: the clock's reading then; pending: closed, but not taken note of yet."""
+
+    clock_s: float
+    steps_cursor: Cursor
+    rows_cursor: Cursor
+    attempts: dict[AgentName, dict[PromptId, Attempt]]
+    newest: dict[AgentName, Version]
+    pending: tuple[Closed, ...]
+    unfollowed: tuple[Closed, ...]
+    hits: tuple[Drawn, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +82,55 @@ class PeerFeed:
         prompts: Mapping[PromptId, Prompt],
         lockstep: bool,
         step_timeout_s: float,
+        seams: Sequence[Seam] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """seams: where the run was taken up again, oldest first."""
         self._client = client
         self._rule = rule
         self._teachers = tuple(sorted(teachers))
         self._prompts = prompts
         self._lockstep = lockstep
         self._step_timeout_s = step_timeout_s
+        self._seams = tuple(seams)
         # Ages are the clock's, and in lockstep nothing may depend on a clock.
         self._max_age_s = None if lockstep else rule.max_age_s
         self._clock = clock
         self._steps_cursor = START
         self._rows_cursor = START
-        self._pending: dict[AgentName, deque[tuple[StepPrompts, float]]] = {peer: deque() for peer in self._teachers}
-        self._attempts: dict[AgentName, dict[PromptId, _Attempt]] = {peer: {} for peer in self._teachers}
+        self._pending: dict[AgentName, deque[Closed]] = {peer: deque() for peer in self._teachers}
+        self._attempts: dict[AgentName, dict[PromptId, Attempt]] = {peer: {} for peer in self._teachers}
         self._closed: dict[AgentName, tuple[int, int]] = dict.fromkeys(self._teachers, NOTHING_CLOSED)
         self._seen: set[AgentName] = set()
         self._newest: dict[AgentName, Version] = {}
-        self._unfollowed: deque[StepPrompts] = deque(maxlen=MAX_ANNOUNCEMENTS)
+        self._unfollowed: deque[Closed] = deque(maxlen=MAX_ANNOUNCEMENTS)
         self.hits = HitCounter(self._teachers, window=rule.window)
+
+    def state(self) -> FeedState:
+        """All that must be kept to go on behind this step; to be called between two steps."""
+        return FeedState(
+            clock_s=self._clock(),
+            steps_cursor=self._steps_cursor,
+            rows_cursor=self._rows_cursor,
+            attempts={peer: dict(attempts) for peer, attempts in self._attempts.items()},
+            newest=dict(self._newest),
+            pending=tuple(closed for pending in self._pending.values() for closed in pending),
+            unfollowed=tuple(self._unfollowed),
+            hits=self.hits.state(),
+        )
+
+    def restore(self, state: FeedState) -> None:
+        """Go on from what `state` gave, behind the newest seam. Ages count on as if no time had passed."""
+        earlier_s = self._clock() - state.clock_s
+        self._steps_cursor, self._rows_cursor = state.steps_cursor, state.rows_cursor
+        for peer, attempts in state.attempts.items():
+            self._attempts[peer] = {key: Attempt(each.version, each.at_s + earlier_s) for key, each in attempts.items()}
+        self._newest = dict(state.newest)
+        self._unfollowed.extend(state.unfollowed)
+        for closed in state.pending:
+            if not any(seam.abandons(seam.cursor, closed.agent, closed.step) for seam in self._seams[-1:]):
+                self._remember(msgspec.structs.replace(closed, at_s=closed.at_s + earlier_s))
+        self.hits.restore(state.hits)
 
     async def gather(self, step: int, prompts: Collection[PromptId], wanted: Collection[PromptId]) -> Gathered:
         """Each teacher's newest experience on the wanted ones of this step's prompts, and on those that the rule holds open.
@@ -147,15 +201,25 @@ class PeerFeed:
         while more:
             got = await self._client.gather(kinds={"prompts"}, agents=set(self._teachers), after=self._steps_cursor)
             for row in got.rows:
+                if not isinstance(row.experience, StepPrompts) or self._is_abandoned(row):
+                    continue
                 closed = row.experience
-                if isinstance(closed, StepPrompts):
+                # One that was there before the run was taken up again says nothing of who is there now.
+                if all(row.cursor > seam.cursor for seam in self._seams):
                     self._seen.add(closed.agent)
-                if isinstance(closed, StepPrompts) and closed.prompt_ids:
-                    self._pending[closed.agent].append((closed, self._clock() - row.age_s))
-                    self._closed[closed.agent] = max(self._closed[closed.agent], (closed.version.epoch, closed.step))
+                if closed.prompt_ids:
+                    at_s = self._clock() - row.age_s
+                    self._remember(Closed(closed.agent, closed.step, closed.version, closed.prompt_ids, at_s))
             self._steps_cursor, more = got.cursor, got.more
             if not self._lockstep:
                 self._newest |= got.newest
+
+    def _remember(self, closed: Closed) -> None:
+        self._pending[closed.agent].append(closed)
+        self._closed[closed.agent] = max(self._closed[closed.agent], (closed.version.epoch, closed.step))
+
+    def _is_abandoned(self, row: Row) -> bool:
+        return is_abandoned(self._seams, row.cursor, row.experience.agent, row.experience.step)
 
     async def _wait_for_step(self, step: int) -> None:
         deadline = self._clock() + self._step_timeout_s
@@ -183,21 +247,21 @@ class PeerFeed:
     def _absorb(self, step: int | None) -> None:
         """Take note of closed steps: all of them, in lockstep only those up to `step`."""
         for peer, pending in self._pending.items():
-            while pending and (not self._lockstep or (step is not None and pending[0][0].step <= step)):
-                closed, at_s = pending.popleft()
+            while pending and (not self._lockstep or (step is not None and pending[0].step <= step)):
+                closed = pending.popleft()
                 self._unfollowed.append(closed)
                 if self._lockstep:
                     self._newest[peer] = closed.version
                 for key in closed.prompt_ids:
                     if key in self._prompts:
-                        self._attempts[peer][key] = _Attempt(closed.version, at_s)
+                        self._attempts[peer][key] = Attempt(closed.version, closed.at_s)
 
     async def _rows(self, step: int, wanted: Collection[PromptId]) -> list[Row]:
         if not self._rule.kinds or not self._teachers:
             return []
         rows: list[Row] = []
         reached: list[Cursor] = []
-        waiting = sorted(set(self._rule.open_prompts()) - set(wanted))
+        waiting = sorted(set(self._rule.waiting) - set(wanted))
         # In lockstep a row may be passed over as too new now and wanted in a later step, so it is read from the start.
         since = START if self._lockstep else self._rows_cursor
         # The open ones first: what arrives between the two questions is then asked for again rather than passed over.
@@ -207,7 +271,8 @@ class PeerFeed:
                 rows += found
                 reached.append(cursor)
         self._rows_cursor = min(reached, default=self._rows_cursor)
-        return sorted(rows, key=lambda row: (row.experience.agent, row.experience.step, row.cursor))
+        kept = (row for row in rows if not self._is_abandoned(row))
+        return sorted(kept, key=lambda row: (row.experience.agent, row.experience.step, row.cursor))
 
     async def _query(self, prompts: Sequence[PromptId], after: Cursor, step: int) -> tuple[list[Row], Cursor]:
         rows: list[Row] = []
@@ -230,14 +295,18 @@ class PeerFeed:
         return rows, after
 
     def _lag(self, peer: AgentName, version: Version) -> int | None:
-        """Versions behind the peer's newest; None for one of an earlier epoch, before the peer came back."""
+        """Versions behind the peer's newest; None for one of an earlier epoch, before the peer came back with nothing.
+
+        A peer of a run that was taken up again came back with its checkpoint, and counts on from there.
+        """
         newest = self._newest.get(peer, version)
-        return max(newest.step - version.step, 0) if newest.epoch == version.epoch else None
+        comparable = newest.epoch == version.epoch or self._seams
+        return max(newest.step - version.step, 0) if comparable else None
 
     def _within_lag(self, lag: int | None) -> bool:
         return self._rule.max_lag is None or (lag is not None and lag <= self._rule.max_lag)
 
-    def _usable(self, peer: AgentName, attempt: _Attempt) -> bool:
+    def _usable(self, peer: AgentName, attempt: Attempt) -> bool:
         fresh = self._max_age_s is None or self._clock() - attempt.at_s <= self._max_age_s
         return fresh and self._within_lag(self._lag(peer, attempt.version))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class JsonlSink:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self.lines: Counter[str] = Counter()
+        """Lines written by this agent, by file."""
 
     def metrics(self, line: Mapping[str, object]) -> None:
         self._append("metrics.jsonl", line)
@@ -42,3 +45,4 @@ class JsonlSink:
             os.write(descriptor, msgspec.json.encode(line, enc_hook=str) + b"\n")
         finally:
             os.close(descriptor)
+        self.lines[name] += 1

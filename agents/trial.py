@@ -7,7 +7,7 @@ them greedily. Whatever one delivery teaches about *other* prompts lifts both ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from agents.evaluate import TaskScore
 from agents.sharing.rule import Shared
@@ -21,6 +21,14 @@ class CoinTrial:
 
     def __init__(self) -> None:
         self._arms: dict[PromptId, tuple[Prompt, bool]] = {}
+
+    def state(self) -> dict[PromptId, bool]:
+        """Whether each prompt's rescue was delivered, in the order in which they came."""
+        return {key: delivered for key, (_, delivered) in self._arms.items()}
+
+    def restore(self, state: Mapping[PromptId, bool], prompts: Mapping[PromptId, Prompt]) -> None:
+        """Go on from what `state` gave. prompts: where to find them."""
+        self._arms = {key: (prompts[key], delivered) for key, delivered in state.items()}
 
     def take(self, shared: Shared) -> None:
         """Note a step's prompts; nothing is noted while no coin is thrown."""

@@ -48,6 +48,29 @@ def up(
 
 
 @app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a run that has ended.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[steps=N]", help="A later end.")] = None,
+) -> None:
+    """Go on with a run from its newest whole checkpoint."""
+    from mutualrl.up import run_resume
+
+    sys.exit(run_resume(run, overrides or []))
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Directory of a run.")],
+    agent: Annotated[str, typer.Option(help="Whose step.")],
+    step: Annotated[int, typer.Option(min=1, help="Which, as metrics.jsonl counts them; it was dumped (dump_every).")],
+) -> None:
+    """Make a dumped training step again and compare its loss and metrics with the recorded ones."""
+    from mutualrl.replay import run_replay
+
+    sys.exit(run_replay(run, agent, step))
+
+
+@app.command()
 def init(path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml")) -> None:
     """Write a commented run file to start from."""
     from mutualrl.starter import write_starter

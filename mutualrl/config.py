@@ -85,9 +85,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: "async" (nobody waits for a peer) or "lockstep" (every agent meets its peers' rows of the same step; the same
     seed gives the same numbers on the same machine). schedule: "seed" (all agents draw step t's prompts alike) or
     "follow" (an agent takes the newest prompts that its peers published and it has not met).
-    checkpoint_every: steps between checkpoints (0: only at the end). step_timeout_s: in lockstep, how long a step may
-    wait for a peer; in both modes, silence after which the run says who waits for whom. drain_s: how long a run that is
-    being stopped waits for its agents to finish what they compute and save.
+    save_steps: steps between checkpoints (0: only at the end). save_total_limit: checkpoints that are kept, the newest
+    (None: all). dump_every: the first of every so many steps is dumped, for `mutualrl replay` (0: none); a multiple of
+    save_steps dumps the step behind a checkpoint. step_timeout_s: in lockstep, how long a step may wait for a peer; in both
+    modes, silence after which the run says who waits for whom. drain_s: how long a run that is being stopped waits for its
+    agents to finish what they compute and save.
     """
 
     name: str = "run"
@@ -96,7 +98,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mode: Literal["async", "lockstep"] = "async"
     schedule: Literal["seed", "follow"] = "seed"
     output_dir: str = "runs"
-    checkpoint_every: int = 0
+    save_steps: int = 0
+    save_total_limit: int | None = None
+    dump_every: int = 0
     step_timeout_s: float = 300.0
     drain_s: float = 30.0
     tasks: tuple[TaskConfig, ...]
@@ -112,6 +116,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
         check_range(self, "seed", ge=0, le=MAX_SEED)
         check_range(self, "steps", ge=1, le=MANY)
-        check_range(self, "checkpoint_every", ge=0, le=MANY)
+        check_range(self, "save_steps", "dump_every", ge=0, le=MANY)
+        check_range(self, "save_total_limit", ge=1, le=MANY)
         check_range(self, "step_timeout_s", gt=0, le=LONG_S)
         check_range(self, "drain_s", ge=0, le=LONG_S)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from agents.seam import Seam
 
 Status = Literal["starting", "running", "done", "failed", "stopped"]
 
@@ -28,7 +31,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run, rewritten whole whenever something in it changes.
 
-    pid: of `mutualrl up`. started, ended: ISO 8601, UTC. endpoint: where the hub listens.
+    pid: of `mutualrl up`. started, ended: ISO 8601, UTC. endpoint: where the hub listens. seams: where it was taken up again,
+    oldest first. checkpoint: steps in the name of the checkpoint from which it was, the last time.
     """
 
     run_id: str
@@ -40,6 +44,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     endpoint: str
     roles: tuple[Role, ...] = ()
+    seams: tuple[Seam, ...] = ()
+    checkpoint: int | None = None
     python: str = platform.python_version()
     versions: dict[str, str] = {}
 
@@ -62,7 +68,7 @@ def installed_versions() -> dict[str, str]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or a crash, meets the old content or the new and nothing between."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with partial.open("wb") as file:
             file.write(content)

@@ -5,7 +5,8 @@ manifest.json   processes, versions, status      evals.jsonl     one line per ag
 lock            held by the `up` that runs here  rescues.jsonl   one line per rescued prompt shown in the report
 logs/ROLE.log   what each process printed        coin.jsonl      one line per prompt of a rescue trial
 records/        what crossed the exchange        exchange.json   the hub's last statistics
-checkpoints/    models in Hugging Face layout    completions.jsonl, where a reward logs columns; report.html
+checkpoints/    models in Hugging Face layout    completions.jsonl, where a reward logs columns
+dumps/          steps, for `mutualrl replay`     report.html
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def dumps(self) -> Path:
+        return self.path / "dumps"
+
     def final_checkpoint(self, agent: str) -> Path:
         """Where an agent that has made all its steps leaves its model."""
         return self.checkpoints / agent / "final"
@@ -113,6 +118,22 @@ def new_run_dir(path: Path) -> Iterator[RunDir]:
 
 
 @contextmanager
+def old_run_dir(path: Path) -> Iterator[RunDir]:
+    """The directory of a run that has ended, however it did, locked until the block is left.
+
+    Raises RunDirError, naming the directory, when it is in use or none of a run.
+    """
+    run_dir = RunDir(path)
+    if not (run_dir.config.is_file() and run_dir.manifest.is_file()):
+        raise RunDirError(f"{path} is no directory of a run: it has no config.json and manifest.json")
+    with ExitStack() as held:
+        with usable(path):
+            lock = held.enter_context((path / "lock").open("a+"))
+            _lock(path, lock)
+        yield run_dir
+
+
+@contextmanager
 def usable(path: Path) -> Iterator[None]:
     """Inside, what the system refuses (no space, no permission, a file in the way, a name too long) is a RunDirError."""
     try:
@@ -125,6 +146,16 @@ def usable(path: Path) -> Iterator[None]:
 
 def _take(path: Path, lock: TextIO) -> None:
     """Lock an empty directory for this process and lay out what every run has."""
+    _lock(path, lock)
+    if any(entry.name != "lock" for entry in path.iterdir()):
+        raise RunDirError(
+            f"run directory {path} already holds something; give another --output-dir, or remove it if it is no longer wanted"
+        )
+    (path / "logs").mkdir()
+    (path / "checkpoints").mkdir()
+
+
+def _lock(path: Path, lock: TextIO) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -133,15 +164,9 @@ def _take(path: Path, lock: TextIO) -> None:
         raise RunDirError(
             f"run directory {path} is in use by another run (pid {owner}); wait for it or give another --output-dir"
         ) from None
-    if any(entry.name != "lock" for entry in path.iterdir()):
-        raise RunDirError(
-            f"run directory {path} already holds something; give another --output-dir, or remove it if it is no longer wanted"
-        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
-    (path / "logs").mkdir()
-    (path / "checkpoints").mkdir()
 
 
 def fresh_path(output_dir: Path, name: str, *, at: datetime) -> Path:

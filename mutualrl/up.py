@@ -1,4 +1,4 @@
-"""`mutualrl up`: from a run file to a finished run directory."""
+"""`mutualrl up` and `mutualrl resume`: from a run file, or an unfinished run, to a finished run directory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from agents.errors import AgentError
+from mutualrl.checkpoints import Checkpoint, join
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError, MutualRLError
 from mutualrl.live import View
@@ -24,7 +26,8 @@ from mutualrl.load import load_run
 from mutualrl.manifest import Manifest, installed_versions, now
 from mutualrl.plan import show_plan
 from mutualrl.progress import AgentProgress, MetricsTail
-from mutualrl.rundir import RunDir, fresh_path, new_run_dir
+from mutualrl.resume import take_up
+from mutualrl.rundir import RunDir, fresh_path, new_run_dir, old_run_dir
 from mutualrl.supervise import Outcome, Supervisor, role_command
 from mutualrl.traffic import observe
 from mutualrl.validate import validate
@@ -49,8 +52,7 @@ def run_up(
     output_dir: the run's directory itself; without it, <output_dir>/<name>-<date>-<time> by the file's output_dir.
     """
     console = console or Console()
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # import strings of rewards are found here, as they are in the agents
+    _find_rewards_here()
     run = load_run(config, overrides)
     if run_name is not None:
         try:
@@ -62,31 +64,68 @@ def run_up(
         directory = str(output_dir or Path(run.output_dir) / f"{run.name}-<date>-<time>")
         show_plan(run, console, directory=directory, warnings=warnings)
         return 0
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise ConfigError("agents need torch and transformers, which are not installed: pip install 'mutualrl[train]'")
+    _need_torch()
     path = output_dir or fresh_path(Path(run.output_dir), run.name, at=datetime.now())
     with new_run_dir(path) as run_dir, _children_reaped():
         run_dir.write_config(run)
-        outcome = asyncio.run(_run(run, run_dir, console, warnings, command))
-        _close(outcome, run_dir, console)
-    return outcome.exit_code
-
-
-async def _run(run: Run, run_dir: RunDir, console: Console, warnings: list[str], command: Command) -> Outcome:
-    with _ipc_dir() as ipc_dir:
         manifest = Manifest(
             run_id=f"{run.name}-{secrets.token_hex(4)}",
             name=run.name,
             status="starting",
             pid=0,
             started=now(),
-            endpoint=f"ipc://{ipc_dir}/hub",
+            endpoint="",
             versions=installed_versions(),
         )
+        outcome = asyncio.run(_run(run, run_dir, manifest, console, warnings, command))
+        _close(run, outcome, run_dir, console)
+    return outcome.exit_code
+
+
+def run_resume(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+    command: Command = role_command,
+) -> int:
+    """Go on with the run in a directory from its newest whole checkpoint, to its end; returns the exit code.
+
+    Raises ConfigError and RunDirError before anything is started.
+    """
+    console = console or Console()
+    _find_rewards_here()
+    _need_torch()
+    with old_run_dir(path) as run_dir, _children_reaped():
+        run, manifest, warnings = take_up(run_dir, overrides)
+        outcome = asyncio.run(_run(run, run_dir, manifest, console, warnings + validate(run), command))
+        _close(run, outcome, run_dir, console)
+    return outcome.exit_code
+
+
+def _find_rewards_here() -> None:
+    """Import strings of rewards are found in the working directory, as they are in the agents."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise ConfigError("agents need torch and transformers, which are not installed: pip install 'mutualrl[train]'")
+
+
+async def _run(
+    run: Run, run_dir: RunDir, manifest: Manifest, console: Console, warnings: list[str], command: Command
+) -> Outcome:
+    with _ipc_dir() as ipc_dir:
+        manifest = msgspec.structs.replace(manifest, endpoint=f"ipc://{ipc_dir}/hub")
         run_dir.write_manifest(manifest)
         progress = {name: AgentProgress(name=name, total=run.steps) for name in run.agents}
         view = View(MetricsTail(run_dir.metrics), progress, console)
-        view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}; loading, and warming up where asked to")
+        begins = "loading, and warming up where asked to"
+        if manifest.checkpoint is not None:
+            begins = f"going on behind step {manifest.checkpoint}"
+        view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}; {begins}")
         for warning in warnings:
             view.tell(f"warning: {warning}")
         outcome = await _supervise(run, run_dir, manifest, view, command)
@@ -122,14 +161,27 @@ async def _supervise(run: Run, run_dir: RunDir, manifest: Manifest, view: View, 
             ended.set()
 
 
-def _close(outcome: Outcome, run_dir: RunDir, console: Console) -> None:
+def _close(run: Run, outcome: Outcome, run_dir: RunDir, console: Console) -> None:
+    checkpoint = _join(run, run_dir, console)
     if outcome.failure is not None:
         console.print(outcome.failure, style="red", markup=False, highlight=False, soft_wrap=True)
+    if outcome.status != "done" and checkpoint is not None:
+        hint = f"to go on behind step {checkpoint.step}: mutualrl resume {run_dir.path}"
+        console.print(hint, markup=False, highlight=False, soft_wrap=True)
     if outcome.status == "stopped":
         console.print(f"for a report: mutualrl report {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
     elif run_dir.evals.exists():
         console.print(_report(run_dir), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{outcome.status}: {run_dir.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _join(run: Run, run_dir: RunDir, console: Console) -> Checkpoint | None:
+    """The checkpoint of what the agents left; that there is none must not hide how the run ended."""
+    try:
+        return join(run_dir.checkpoints, run)
+    except (OSError, AgentError) as error:
+        console.print(f"no checkpoint: {error}", markup=False, highlight=False, soft_wrap=True)
+        return None
 
 
 def _report(run_dir: RunDir) -> str:

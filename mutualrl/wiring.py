@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import exchange
 from agents.agent import Agent, Loop, Parts
+from agents.checkpoint import load_state
 from agents.config import AgentConfig
-from agents.errors import PolicyError, RewardError, TaskError
+from agents.errors import CheckpointError, PolicyError, RewardError, TaskError
 from agents.learner import Learner, LearnerSettings
 from agents.objectives.choose import components
 from agents.policies.policy import Policy, build_policy
@@ -22,13 +24,16 @@ from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
 from agents.samplers.choose import build_sampler
 from agents.samplers.sampler import Sampler
+from agents.seam import Seam
 from agents.sharing import make_rule
 from agents.sharing.config import SGT
 from agents.sink import JsonlSink
+from agents.state import AgentState
 from agents.stopping import unless_stopped
 from agents.tasks.load import TaskData, load_task
 from agents.warm_start import warm_start
 from exchange.types import AgentName
+from mutualrl.checkpoints import join, read_checkpoint
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError
 from mutualrl.rundir import RunDir
@@ -52,7 +57,8 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     # Building and warming up a policy takes seconds, on a thread that the end of the process ends: told to stop, there is
     # nothing yet that would be worth saving.
     builder = ThreadPoolExecutor(1, thread_name_prefix="build")
-    building = asyncio.get_running_loop().run_in_executor(builder, build_parts, run, agent_name, run_dir)
+    build = partial(build_parts, run, agent_name, run_dir, checkpoint=manifest.checkpoint)
+    building = asyncio.get_running_loop().run_in_executor(builder, build)
     parts = await unless_stopped(stop, building)
     builder.shutdown(wait=False)
     if parts is None:
@@ -64,7 +70,7 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
         agent = Agent(
             agent_name,
             config,
-            loop_of(run),
+            loop_of(run, manifest.seams),
             parts,
             ex,
             teachers=[AgentName(teacher) for teacher in teachers(run, name)],
@@ -74,8 +80,8 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     logger.info("%s %s", name, "finished" if finished else "stopped early, with a checkpoint")
 
 
-def loop_of(run: Run) -> Loop:
-    """What the run says about every agent's loop."""
+def loop_of(run: Run, seams: Sequence[Seam] = ()) -> Loop:
+    """What the run says about every agent's loop. seams: where it was taken up again."""
     return Loop(
         seed=run.seed,
         steps=run.steps,
@@ -84,30 +90,42 @@ def loop_of(run: Run) -> Loop:
         evaluate_every=run.evaluation.every,
         evaluation_batch_size=run.evaluation.batch_size,
         success_threshold=run.evaluation.threshold,
-        checkpoint_every=run.checkpoint_every,
+        save_steps=run.save_steps,
+        dump_every=run.dump_every,
         step_timeout_s=run.step_timeout_s,
+        seams=seams,
     )
 
 
-def build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
-    """Everything that agent `name` works with, checked and warmed up; ConfigError when a part cannot be had."""
+def build_parts(run: Run, name: AgentName, run_dir: RunDir, *, checkpoint: int | None = None) -> Parts:
+    """Everything that agent `name` works with, checked, and warmed up or as in the run's checkpoint of this name.
+
+    Raises ConfigError when a part cannot be had or the checkpoint is of other data.
+    """
+    part = None
     try:
-        return _build_parts(run, name, run_dir)
-    except (TaskError, RewardError, PolicyError) as error:
+        if checkpoint is not None:
+            part = run_dir.checkpoints / read_checkpoint(run_dir.checkpoints, checkpoint).parts[name].path
+        return _build_parts(run, name, run_dir, part)
+    except (TaskError, RewardError, PolicyError, CheckpointError) as error:
         raise ConfigError(f"agents.{name}: {error}") from error
 
 
-def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
+def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None) -> Parts:
     config = run.agents[name]
     tasks = [load_task(task, seed=run.seed) for task in run.tasks]
     rewards = Rewards(config.rewards, config.reward_weights, policy=name, on_error=config.reward_error)
     policy = build_policy(config.policy, seed=run.seed, device=config.device, dtype=config.dtype, threads=config.threads)
     sampler = build_sampler(config, policy, log=run_dir.log(f"{name}.vllm"))
     preflight(tasks, rewards, sampler)
-    if config.warm_start.steps:
+    if part is not None:
+        policy.load(part)
+    elif config.warm_start.steps:
         started = time.perf_counter()
         loss = warm_start(policy, config.warm_start, tasks, seed=run.seed)
         logger.info("warm start: loss %.4f after %.1f s", loss, time.perf_counter() - started)
+    learner = build_learner(config, policy)
+    state = None if part is None else resume(part, learner, tasks)
     receiver = PeerReceiver(
         policy.tokenizer,
         rewards,
@@ -117,7 +135,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
     return Parts(
         policy=policy,
         sampler=sampler,
-        learner=build_learner(config, policy),
+        learner=learner,
         rewards=rewards,
         receiver=receiver,
         rule=make_rule(config.sharing, config.objective, receiver, salt=f"{run.seed}/{name}"),
@@ -132,7 +150,44 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir) -> Parts:
         tasks=tasks,
         sink=JsonlSink(run_dir.path),
         checkpoints=run_dir.checkpoints / name,
+        dumps=run_dir.dumps,
+        resume=state,
+        on_saved=partial(join, run_dir.checkpoints, run),
     )
+
+
+def resume(part: Path, learner: Learner, tasks: Sequence[TaskData]) -> AgentState:
+    """Put the learner into the state of a part, whose weights the policy has; returns the agent's.
+
+    Raises CheckpointError when the tasks' data are not those that the agent trained on.
+    """
+    state = load_state(part)
+    changed = [task.name for task in tasks if task.fingerprint != state.agent.data.get(task.name)]
+    if changed:
+        raise CheckpointError(
+            f"the data of {', '.join(map(repr, changed))} are not those of the run so far: {part} was saved with others; "
+            "restore them, or start a new run"
+        )
+    learner.restore(state.learner)
+    return state.agent
+
+
+def rebuild_learner(run: Run, name: str, part: Path | None) -> Learner:
+    """An agent's learner with its policy as they were in a part, or before the first step; for replays.
+
+    Raises AgentError when they cannot be had.
+    """
+    config = run.agents[name]
+    tasks = [load_task(task, seed=run.seed) for task in run.tasks]
+    policy = build_policy(config.policy, seed=run.seed, device=config.device, dtype=config.dtype, threads=config.threads)
+    if part is not None:
+        policy.load(part)
+    elif config.warm_start.steps:
+        warm_start(policy, config.warm_start, tasks, seed=run.seed)
+    learner = build_learner(config, policy)
+    if part is not None:
+        learner.restore(load_state(part).learner)
+    return learner
 
 
 def preflight(tasks: Sequence[TaskData], rewards: Rewards, sampler: Sampler) -> None:

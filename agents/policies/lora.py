@@ -13,11 +13,13 @@ import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from agents.policies.config import LoRA
+
+ADAPTER_FILE = "adapter_model.safetensors"
 
 SAVED_PREFIX = "base_model.model."
 """What peft's files put before the model's own names."""
@@ -56,7 +58,14 @@ def save_adapter(model: PreTrainedModel, path: Path) -> None:
     """Write the adapter as PeftModel.save_pretrained does."""
     _config(model).save_pretrained(str(path))
     tensors = {name: each.contiguous() for name, each in adapter_tensors(model).items()}
-    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, path / ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def load_adapter(model: PreTrainedModel, path: Path) -> None:
+    """Take an adapter's tensors from what `save_adapter` of an equal model wrote."""
+    saved = load_file(path / ADAPTER_FILE)
+    for name, tensor in adapter_tensors(model).items():
+        tensor.copy_(saved[name])
 
 
 @contextmanager

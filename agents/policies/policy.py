@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from agents.config import HFPolicy, PolicyConfig, TinyPolicy
 from agents.errors import PolicyError
-from agents.policies.lora import adapter_tensors, add_adapter, has_adapter, save_adapter
+from agents.policies.lora import adapter_tensors, add_adapter, has_adapter, load_adapter, save_adapter
 from agents.policies.tiny import build_tiny
 from agents.policies.tokenizer import PolicyTokenizer
 from tokenalign.table import TokenKind
@@ -63,6 +63,17 @@ class Policy:
         else:
             self.model.save_pretrained(path)
         self.tokenizer.hf.save_pretrained(path)
+
+    def load(self, path: Path) -> None:
+        """Take the weights that `save` of an equal policy wrote. Raises PolicyError when they cannot be had or do not fit."""
+        try:
+            if has_adapter(self.model):
+                load_adapter(self.model, path)
+            else:
+                saved = type(self.model).from_pretrained(path, dtype=self.model.dtype)
+                self.model.load_state_dict(saved.state_dict())
+        except Exception as error:  # files are foreign: anything may come
+            raise PolicyError(f"cannot load weights from {path}: {type(error).__name__}: {error}") from error
 
 
 def attention_limit(model: PreTrainedModel) -> float:

@@ -25,7 +25,7 @@ from agents.rows import Row, Stream, own_rows
 from agents.sharing.config import Graft
 from agents.sharing.isolated import rewards_of
 from agents.sharing.rollouts import Offered, judge, offers, receive
-from agents.sharing.rule import Peers, Receiver, Shared, newest_of_each_peer
+from agents.sharing.rule import Forgetful, Peers, Receiver, Shared, newest_of_each_peer
 from agents.types import Group
 from exchange.types import Kind, PromptId, RolloutGroup
 
@@ -39,7 +39,7 @@ class _Grafted:
     rewards: Rewards
 
 
-class GraftRule:
+class GraftRule(Forgetful):
     """Needs its peers' whole rollouts, on prompts where all own ones failed."""
 
     kinds: frozenset[Kind] = frozenset({"rollouts"})
@@ -55,9 +55,6 @@ class GraftRule:
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         return [group.prompt.id for group in groups if self._failed(group)]
-
-    def open_prompts(self) -> Sequence[PromptId]:
-        return ()
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         grafted = await self._grafted([group for group in groups if self._failed(group)], peers, rng)

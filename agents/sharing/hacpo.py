@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +30,7 @@ from agents.rows import Row, Stream, own_rows
 from agents.sharing.config import HACPO
 from agents.sharing.isolated import rewards_of
 from agents.sharing.rollouts import Offered, judge, offers, receive
-from agents.sharing.rule import Peers, Receiver, Shared, newest_of_each_peer
+from agents.sharing.rule import Forgetful, Peers, Receiver, Shared, Waiting, newest_of_each_peer
 from agents.types import Group
 from exchange.types import AgentName, Kind, PromptId, RolloutGroup
 
@@ -49,6 +50,15 @@ class Capabilities:
         present = rewards[~np.isnan(rewards)].astype(np.float64)
         if len(present):
             self._batches[agent].append((float(np.maximum(present, 0.0).sum()), len(present)))
+
+    def state(self) -> dict[AgentName, list[tuple[float, int]]]:
+        """Sum and count of each agent's last batches."""
+        return {agent: list(batches) for agent, batches in self._batches.items()}
+
+    def restore(self, state: Mapping[AgentName, list[tuple[float, int]]]) -> None:
+        """Go on from what `state` gave."""
+        for agent, batches in state.items():
+            self._batches[agent].extend(batches)
 
     def of(self, agent: AgentName) -> float:
         """P, 0 for an agent without a batch."""
@@ -78,7 +88,7 @@ def joint_advantages(
     return advantages
 
 
-class HACPORule:
+class HACPORule(Forgetful):
     """Needs its peers' whole rollouts."""
 
     kinds: frozenset[Kind] = frozenset({"rollouts"})
@@ -92,11 +102,14 @@ class HACPORule:
         self._capabilities = Capabilities(window=config.capability_window, max_ratio=config.max_capability_ratio)
         self.max_lag: int | None = config.max_lag
 
+    def memory(self) -> object:
+        return self._capabilities.state()
+
+    def recall(self, memory: object, waiting: Mapping[PromptId, Waiting]) -> None:
+        self._capabilities.restore(msgspec.convert(memory, dict[AgentName, list[tuple[float, int]]]))
+
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         return [group.prompt.id for group in groups]
-
-    def open_prompts(self) -> Sequence[PromptId]:
-        return ()
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         newest = [newest_of_each_peer(peers.get(group.prompt.id, ()), RolloutGroup) for group in groups]

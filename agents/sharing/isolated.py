@@ -10,7 +10,7 @@ from agents.advantages import Advantages, batch_spread, group_advantages
 from agents.config import Objective
 from agents.rows import own_rows
 from agents.sharing.config import Isolated
-from agents.sharing.rule import Peers, Receiver, Shared
+from agents.sharing.rule import Forgetful, Peers, Receiver, Shared
 from agents.types import Group
 from exchange.types import Kind, PromptId
 
@@ -28,7 +28,7 @@ def own_advantages(groups: Sequence[Group], objective: Objective) -> list[Advant
     return [group_advantages(rewards_of(group), objective, batch_std) for group in groups]
 
 
-class IsolatedRule:
+class IsolatedRule(Forgetful):
     """Nothing is asked of peers and nothing of theirs is used."""
 
     kinds: frozenset[Kind] = frozenset()
@@ -41,9 +41,6 @@ class IsolatedRule:
         self._objective = objective
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
-        return ()
-
-    def open_prompts(self) -> Sequence[PromptId]:
         return ()
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:

@@ -29,12 +29,12 @@ from agents.rows import Row, Stream, own_rows
 from agents.sharing.config import PRP
 from agents.sharing.isolated import rewards_of
 from agents.sharing.rollouts import PeerRow, judge, offers, receive
-from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
+from agents.sharing.rule import Forgetful, PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
 from agents.types import Group
 from exchange.types import Kind, PromptId, RolloutGroup
 
 
-class PRPRule:
+class PRPRule(Forgetful):
     """Needs its peers' whole rollouts."""
 
     kinds: frozenset[Kind] = frozenset({"rollouts"})
@@ -50,9 +50,6 @@ class PRPRule:
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         return [group.prompt.id for group in groups]
-
-    def open_prompts(self) -> Sequence[PromptId]:
-        return ()
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         counters: Counter[str] = Counter({"prp/peer_rows": 0, "prp/pooled_groups": 0})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -84,11 +85,33 @@ class Shared:
     withheld: Sequence[Rescue] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A prompt of an earlier step that waits for peers' experience. prompt_ids [Tp]: as rendered. since: that step."""
+
+    prompt: Prompt
+    prompt_ids: npt.NDArray[np.int32]
+    since: int
+
+
+class Forgetful:
+    """For rules that remember nothing from step to step."""
+
+    waiting: Mapping[PromptId, Waiting] = MappingProxyType({})
+
+    def memory(self) -> object:
+        return None
+
+    def recall(self, memory: object, waiting: Mapping[PromptId, Waiting]) -> None:
+        self.waiting = waiting
+
+
 class SharingRule(Protocol):
     """kinds: short names of the experience that it needs. window: steps for which a prompt stays open for late experience.
 
     max_lag: in producer versions, None for no limit. max_age_s: by the hub's clock, None for no limit. latest_only: of a
-    peer's experience on a prompt only the newest is of use.
+    peer's experience on a prompt only the newest is of use. waiting: prompts of earlier steps on which late experience is
+    still of use, in a fixed order.
     """
 
     kinds: frozenset[Kind]
@@ -97,12 +120,19 @@ class SharingRule(Protocol):
     max_age_s: float | None
     latest_only: bool
 
-    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
-        """Prompts of this step on which peers' experience is of use, once its groups are scored."""
+    @property
+    def waiting(self) -> Mapping[PromptId, Waiting]: ...
+
+    def memory(self) -> object:
+        """What the rule remembers from step to step beside `waiting`, as plain values that msgpack holds; None for nothing."""
         ...
 
-    def open_prompts(self) -> Sequence[PromptId]:
-        """Prompts of earlier steps on which late experience is still of use."""
+    def recall(self, memory: object, waiting: Mapping[PromptId, Waiting]) -> None:
+        """Go on from what `memory` and `waiting` gave."""
+        ...
+
+    def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
+        """Prompts of this step on which peers' experience is of use, once its groups are scored."""
         ...
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:

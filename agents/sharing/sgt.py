@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,21 +27,13 @@ from agents.config import Objective
 from agents.rows import Row, Stream, own_rows
 from agents.sharing.config import SGT
 from agents.sharing.isolated import own_advantages, rewards_of
-from agents.sharing.rule import PeerExperience, Peers, Receiver, Rescue, Shared
+from agents.sharing.rule import Forgetful, PeerExperience, Peers, Receiver, Rescue, Shared, Waiting
 from agents.sharing.texts import unpack
 from agents.types import Group
 from exchange.types import AgentName, Kind, PromptId, VerifiedSuccesses
 from tokenalign import TokenAlignError, Trace
 
 Candidate = tuple[AgentName, Trace]
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A group that waits for a peer's success, and the step at which it was sampled."""
-
-    group: Group
-    since: int
 
 
 def draw_order(by_peer: Mapping[AgentName, Sequence[Trace]], rng: np.random.Generator) -> list[Candidate]:
@@ -67,7 +58,7 @@ def is_withheld(prompt_id: PromptId, *, coin: float, salt: str) -> bool:
     return int.from_bytes(digest[:8], "big") < coin * 2**64
 
 
-class SGTRule:
+class SGTRule(Forgetful):
     """Needs only verified successes of its peers. Holds the own failures that still wait for one."""
 
     kinds: frozenset[Kind] = frozenset({"successes"})
@@ -79,15 +70,15 @@ class SGTRule:
         self._salt = salt
         self._objective = objective
         self._receiver = receiver
-        self._open: dict[PromptId, _Open] = {}
+        self.waiting: dict[PromptId, Waiting] = {}
         self.window = config.window
         self.max_age_s: float | None = config.max_age_s
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         return [group.prompt.id for group in groups if self._opens(group)]
 
-    def open_prompts(self) -> Sequence[PromptId]:
-        return list(self._open)
+    def recall(self, memory: object, waiting: Mapping[PromptId, Waiting]) -> None:
+        self.waiting = dict(waiting)
 
     def weight(self, step: int, steps: int) -> float:
         """lambda at this step: constant, or linear from lambda at the first step to lambda_final at the last."""
@@ -110,26 +101,26 @@ class SGTRule:
         """Open this step's failures, close what succeeded since or waited too long; return how many waited in vain."""
         for group in groups:
             if self._opens(group):
-                self._open[group.prompt.id] = _Open(group, step)
+                self.waiting[group.prompt.id] = Waiting(prompt=group.prompt, prompt_ids=group.prompt_ids, since=step)
             elif self._solved(group):
-                self._open.pop(group.prompt.id, None)
-        expired = [key for key, waiting in self._open.items() if step - waiting.since > self._config.window]
+                self.waiting.pop(group.prompt.id, None)
+        expired = [key for key, waiting in self.waiting.items() if step - waiting.since > self._config.window]
         for key in expired:
-            del self._open[key]
+            del self.waiting[key]
         return len(expired)
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         rows = own_rows(groups, own_advantages(groups, self._objective), self._objective)
         expired = self._update_open(groups, step)
         counters: Counter[str] = Counter({"rescues": 0, "rescues/late": 0, "rescues/expired": expired})
-        orders = {key: draw_order(self._texts(peers[key]), rng) for key in self._open if peers.get(key)}
+        orders = {key: draw_order(self._texts(peers[key]), rng) for key in self.waiting if peers.get(key)}
         rescues: list[Rescue] = []
         withheld: list[Rescue] = []
         while orders:
             drawn = {key: order.pop(0) for key, order in orders.items() if order}
             orders = {key: orders[key] for key in drawn}
             for key, rescue in (await self._try(drawn, counters)).items():
-                waiting = self._open.pop(key)
+                waiting = self.waiting.pop(key)
                 del orders[key]
                 if is_withheld(key, coin=self._config.coin, salt=self._salt):
                     withheld.append(rescue)
@@ -140,12 +131,12 @@ class SGTRule:
                 rows.append(
                     Row(
                         stream=Stream.RESCUE,
-                        prompt_ids=waiting.group.prompt_ids,
+                        prompt_ids=waiting.prompt_ids,
                         ids=rescue.translation.ids,
                         weight=self.weight(step, steps),
                     )
                 )
-        counters["rescues/open"] = len(self._open)
+        counters["rescues/open"] = len(self.waiting)
         counters["rescues/withheld"] = len(withheld)
         return Shared(rows=rows, counters=dict(counters), rescues=rescues, withheld=withheld)
 
@@ -165,7 +156,7 @@ class SGTRule:
         """Verify and translate one drawn success per prompt; return those that hold."""
         if not drawn:
             return {}
-        prompts = [self._open[key].group.prompt for key in drawn]
+        prompts = [self.waiting[key].prompt for key in drawn]
         rewards = await self._receiver.verify(prompts, [source.text for _, source in drawn.values()])
         offered = zip(prompts, rewards, drawn.values(), strict=True)
         verified = [(prompt, *candidate) for prompt, reward, candidate in offered if self._holds(float(reward))]

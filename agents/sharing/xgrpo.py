@@ -29,7 +29,7 @@ from agents.config import Objective
 from agents.rows import own_rows
 from agents.sharing.config import XGRPO
 from agents.sharing.isolated import rewards_of
-from agents.sharing.rule import PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
+from agents.sharing.rule import Forgetful, PeerExperience, Peers, Receiver, Shared, newest_of_each_peer
 from agents.types import Group
 from exchange.types import GroupRewards, Kind, PromptId
 
@@ -55,7 +55,7 @@ def shared_baseline_advantages(
     return scaled(differences, std, objective, batch_std)
 
 
-class XGRPORule:
+class XGRPORule(Forgetful):
     """Needs only rewards of its peers."""
 
     kinds: frozenset[Kind] = frozenset({"rewards"})
@@ -71,9 +71,6 @@ class XGRPORule:
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         return [group.prompt.id for group in groups]
-
-    def open_prompts(self) -> Sequence[PromptId]:
-        return ()
 
     def _poolable(self, experience: Sequence[PeerExperience]) -> list[Rewards]:
         """The newest rewards of each peer that judges as the receiver does."""

@@ -1,5 +1,6 @@
 """HACPO: capabilities, joint advantages by hand, cross rows, and its limits."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -124,3 +125,13 @@ async def test_without_peers_the_rows_are_grpos() -> None:
             [group], {}, step=0, steps=1, rng=np.random.default_rng(0)
         )
         assert [row.advantage for row in shared.rows] == [row.advantage for row in alone.rows]
+
+
+def test_what_was_noted_is_remembered_over_an_interruption() -> None:
+    before, after = (Capabilities(window=2, max_ratio=4.0) for _ in range(2))
+    for rewards in ([0.0, 1.0], [1.0, 1.0], [0.0, 0.0]):
+        before.note(AgentName("beta"), np.array(rewards, np.float32))
+    after.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(before.state())))
+    for each in (before, after):
+        each.note(AgentName("beta"), np.array([1.0, 0.0], np.float32))
+    assert after.of(AgentName("beta")) == before.of(AgentName("beta")) == 0.25

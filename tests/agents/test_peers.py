@@ -9,7 +9,7 @@ import pytest
 import exchange
 from agents.errors import PeerTimeoutError
 from agents.peers import PeerFeed
-from agents.sharing.rule import Peers, Shared
+from agents.sharing.rule import Forgetful, Peers, Shared, Waiting
 from agents.testing import make_prompt
 from agents.types import Group
 from exchange.client import Client
@@ -20,7 +20,7 @@ ALPHA, BETA = AgentName("alpha"), AgentName("beta")
 PROMPTS = {prompt.id: prompt for prompt in (make_prompt(f"p{index}") for index in range(8))}
 
 
-class Rule:
+class Rule(Forgetful):
     """Asks for rewards; holds open what the test says."""
 
     kinds: frozenset[Kind] = frozenset({"rewards"})
@@ -30,13 +30,9 @@ class Rule:
     def __init__(self, *, window: int = 0, max_lag: int | None = None) -> None:
         self.window = window
         self.max_lag = max_lag
-        self.open: list[PromptId] = []
 
     def wants(self, groups: Sequence[Group]) -> Sequence[PromptId]:
         raise AssertionError("the feed is told what is wanted")
-
-    def open_prompts(self) -> Sequence[PromptId]:
-        return self.open
 
     async def share(self, groups: Sequence[Group], peers: Peers, *, step: int, steps: int, rng: np.random.Generator) -> Shared:
         raise AssertionError("the feed shares nothing")
@@ -94,7 +90,7 @@ async def test_an_open_prompt_gets_late_rows_once(clients: tuple[Client, Client]
     rule = Rule(window=4)
     mine = feed(alpha, rule)
     await mine.gather(0, [PromptId("p0")], [PromptId("p0")])
-    rule.open = [PromptId("p0")]
+    rule.waiting = {PromptId("p0"): Waiting(prompt=PROMPTS[PromptId("p0")], prompt_ids=np.empty(0, np.int32), since=0)}
     await close_step(beta, 0, "p0")
     assert steps_of((await mine.gather(1, [PromptId("p1")], [PromptId("p1")])).experience, "p0") == [0]
     assert steps_of((await mine.gather(2, [PromptId("p2")], [PromptId("p2")])).experience, "p0") == []

@@ -98,7 +98,7 @@ async def test_a_success_beyond_the_receivers_length_is_refused() -> None:
     rule, _ = make_rule(max_tokens=2)
     shared = await share(rule, [make_group(make_prompt(), [0, 0])], successes(b"ba"))
     assert not shared.rescues
-    assert rule.open_prompts() == ["p0"]
+    assert [*rule.waiting] == ["p0"]
 
 
 async def test_a_text_that_the_receiver_cannot_read_costs_nothing() -> None:
@@ -113,10 +113,10 @@ async def test_a_failure_waits_for_a_late_success() -> None:
     other = make_group(make_prompt("p1"), [1, 0])
     for step in (1, 2):
         assert not (await share(rule, [other], step=step)).rescues
-        assert rule.open_prompts() == ["p0"]
+        assert [*rule.waiting] == ["p0"]
     shared = await share(rule, [other], successes(b"ba"), step=3)
     assert shared.counters["rescues/late"] == 1
-    assert rule.open_prompts() == []
+    assert [*rule.waiting] == []
 
 
 async def test_a_failure_waits_no_longer_than_its_window() -> None:
@@ -194,7 +194,7 @@ async def test_a_group_without_any_judgement_leaves_an_open_failure_open() -> No
     rule, _ = make_rule()
     await share(rule, [make_group(make_prompt(), [0, 0])], step=0)
     await share(rule, [make_group(make_prompt(), [float("nan"), float("nan")])], step=1)
-    assert rule.open_prompts() == ["p0"]
+    assert [*rule.waiting] == ["p0"]
 
 
 async def test_a_newest_success_that_does_not_fit_hides_no_older_one() -> None:

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 COMMANDS = {
     "up": {"config", "overrides", "--dry-run", "--run-name", "--output-dir"},
+    "resume": {"run", "overrides"},
+    "replay": {"run", "--agent", "--step"},
     "init": {"path"},
     "report": {"run"},
     "log": {"run", "--kind", "--agent", "--prompt", "--after", "--limit", "--json"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_config_that_would_not_come_back_is_not_written(tmp_path: Path, change
 def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     write_atomically(path, b"old")
-    path.with_name(f".{path.name}.{os.getpid()}").mkdir()
+    path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}").mkdir()
     with pytest.raises(OSError):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

@@ -1,0 +1,83 @@
+"""What an agent writes for people: metrics, evaluations, rescues, the lines of a trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from agents.evaluate import TaskScore
+from agents.metrics import rescue_line
+from agents.sharing.rule import Shared
+from agents.sink import JsonlSink
+from exchange.types import AgentName
+
+MAX_RESCUES_LOGGED = 200
+"""Rescues written for the report, per agent; the counters count all."""
+
+
+class Journal:
+    """One agent's lines in the files of its run. wall_s counts from `started_at_s`, by the wall clock."""
+
+    def __init__(
+        self,
+        agent: AgentName,
+        sink: JsonlSink,
+        *,
+        skills: Collection[str],
+        started_at_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._agent = agent
+        self._sink = sink
+        self._skills = frozenset(skills)
+        self._started_at_s = started_at_s
+        self._clock = clock
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the agent has been at it, those before an interruption included."""
+        return round(self._clock() - self._started_at_s, 3)
+
+    def lines(self) -> dict[str, int]:
+        """How many lines of this agent each file has by now."""
+        return dict(self._sink.lines)
+
+    def resume(self, lines: Mapping[str, int], *, wall_s: float) -> None:
+        """Go on behind these lines, as if no time had passed since."""
+        self._sink.lines.update(lines)
+        self._started_at_s = self._clock() - wall_s
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics under the agent's name; none for no metrics."""
+        if metrics:
+            line = self._head(step) | {f"{self._agent}/{name}": round(value, 6) for name, value in metrics.items()}
+            self._sink.metrics(line)
+
+    def rescues(self, step: int, shared: Shared) -> None:
+        for rescue in shared.rescues:
+            if self._sink.lines["rescues.jsonl"] < MAX_RESCUES_LOGGED:
+                self._sink.rescue({"agent": self._agent, "step": step} | rescue_line(rescue))
+
+    def evaluation(self, step: int, scores: Sequence[TaskScore]) -> None:
+        """A line of metrics, and one per task with the outcome on every held-out prompt."""
+        self.metrics(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
+        for score in scores:
+            self._sink.evaluation(
+                self._head(step)
+                | {
+                    "task": score.task,
+                    "own_skill": score.task in self._skills,
+                    "accuracy": score.accuracy,
+                    "correct": [int(each) for each in score.correct],
+                    "prompt_ids": list(score.prompt_ids),
+                    "mean_length": score.mean_length,
+                    "eos_rate": score.eos_rate,
+                }
+            )
+
+    def trial(self, step: int, lines: Iterable[Mapping[str, object]]) -> None:
+        for line in lines:
+            self._sink.trial({"agent": self._agent, "step": step, **line})
+
+    def _head(self, step: int) -> dict[str, object]:
+        return {"agent": self._agent, "step": step, "wall_s": self.wall_s}
