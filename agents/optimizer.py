@@ -6,13 +6,16 @@ An update of 1e-6 relative size vanishes in bfloat16, whose spacing is 2^-8; the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 MASTER = "master"
+
+PORTION_BYTES = 128 << 20
+"""Float32 gradients that are held at once beside half-precision ones, or those of one tensor where that is more."""
 
 
 class MasterAdamW:
@@ -26,6 +29,7 @@ class MasterAdamW:
             parameter if torch.finfo(parameter.dtype).bits >= 32 else parameter.detach().float().clone()
             for parameter in self._parameters
         ]
+        self._portions = list(_portions(self._parameters, self._masters))
         self._optimizer = torch.optim.AdamW(
             self._masters, lr=learning_rate, weight_decay=weight_decay, fused=self._parameters[0].device.type != "mps"
         )
@@ -65,15 +69,35 @@ class MasterAdamW:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter and parameter.grad is not None:
-                    master.grad = parameter.grad.float()
-            self._optimizer.step()
-            with torch.no_grad():
-                for parameter, master in zip(self._parameters, self._masters, strict=True):
+            for portion in self._portions:
+                for parameter, master in portion:
+                    if master is not parameter and parameter.grad is not None:
+                        master.grad, parameter.grad = parameter.grad.float(), None
+                self._optimizer.step()  # steps where there are gradients
+                for parameter, master in portion:
+                    master.grad = None
                     if master is not parameter:
-                        parameter.copy_(master)
+                        parameter.data.copy_(master)
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             parameter.grad = None
             master.grad = None
         return norm, finite
+
+
+def _portions(parameters: Sequence[Parameter], masters: Sequence[Tensor]) -> Iterator[list[tuple[Parameter, Tensor]]]:
+    """Pairs that are stepped together, so that float32 gradients are held of a part of the weights at a time.
+
+    All that are their own masters come first: they have their gradients from the start, and must be stepped but once.
+    """
+    pairs: list[tuple[Parameter, Tensor]] = list(zip(parameters, masters, strict=True))
+    portion = [pair for pair in pairs if pair[0] is pair[1]]
+    if portion:
+        yield portion
+    portion = []
+    for pair in (pair for pair in pairs if pair[0] is not pair[1]):
+        portion.append(pair)
+        if sum(4 * parameter.numel() for parameter, _ in portion) >= PORTION_BYTES:
+            yield portion
+            portion = []
+    if portion:
+        yield portion

@@ -1,10 +1,14 @@
-"""Sampling speed of a tiny policy, against transformers' `generate` on the same prompts in the same process.
+"""Sampling speed of `HFSampler`, against transformers' `generate` on the same prompts in the same process.
 
-    python benchmarks/sampling.py [--repeats 7] [--json]
+    python benchmarks/sampling.py [--json] [--runs 5] [--model models/smollm2]
 
-Prints the medians over the repeats, with their ratio (above 1: HFSampler is faster), for the two tiny architectures:
-32 prompts × 6 completions × at most 8 tokens on one thread. Both draw at temperature 1 with full support and return the
-log-probs of what they drew. `--json` gives one object per line.
+Tokens per second on one thread, float32; ratio above 1: HFSampler is faster. Both draw at temperature 1 with full support and
+return the log-probs of what they drew; both are warmed up on the same shapes, then take turns. One line each:
+
+* hf_vs_generate: SmolLM2-135M-Instruct, 8 prompts of 200 tokens × 8 completions × 16 new tokens, no end tokens.
+* hf_vs_generate_short: the same, 8 prompts of 40 tokens × 4 × 32.
+* tiny_vs_generate_ARCH: the two tiny architectures, 32 prompts × 6 completions × at most 8 tokens, which end as they do in
+  training.
 """
 
 from __future__ import annotations
@@ -14,41 +18,56 @@ import sys
 
 # Python puts a script's own folder first on the path, where `exchange` would be the benchmark of that name.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]  # noqa: PTH100, PTH120
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from agents.config import Sampling, TinyPolicy, WarmStart
+from agents.config import HFPolicy, Sampling, TinyPolicy, WarmStart
 from agents.policies.policy import Policy, build_policy
 from agents.samplers.hf import HFSampler
 from agents.tasks.config import Reverse, Sort
 from agents.tasks.load import load_task
 from agents.tasks.schedule import draw
+from agents.testing import make_prompt
 from agents.types import Prompt
 from agents.warm_start import warm_start
+from benchmarks.exchange import Line
 from exchange.types import Version
 
-PROMPTS, GENERATIONS, TOKENS = 32, 6, 8
 TINY: tuple[tuple[Literal["llama", "gpt_neox"], Literal["byte_bpe", "char"]], ...] = (
     ("llama", "byte_bpe"),
     ("gpt_neox", "char"),
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What both sides do. ends: whether completions may end before the last token."""
+
+    policy: Policy
+    prompts: Sequence[Prompt]
+    generations: int
+    tokens: int
+    ends: bool
+
+
 @torch.inference_mode()
-def generate(policy: Policy, prompts: list[Prompt], step: int) -> None:
-    """The same work through `generate`, log-probs from its raw logits included."""
-    rendered = [policy.tokenizer.render(prompt.messages) for prompt in prompts]
+def generate(work: Work, step: int) -> int:
+    """Through `generate`, with log-probs from its raw logits; returns how many tokens it drew, up to each row's end."""
+    policy = work.policy
+    rendered = [policy.tokenizer.render(prompt.messages) for prompt in work.prompts]
     width = max(len(ids) for ids in rendered)
-    ids = np.full((len(prompts), width), policy.tokenizer.pad_id, dtype=np.int64)
+    ids = np.full((len(rendered), width), policy.tokenizer.pad_id, dtype=np.int64)
     mask = np.zeros_like(ids)
     for row, prompt_ids in enumerate(rendered):
         ids[row, width - len(prompt_ids) :] = prompt_ids
@@ -57,55 +76,95 @@ def generate(policy: Policy, prompts: list[Prompt], step: int) -> None:
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         top_k=0,
-        num_return_sequences=GENERATIONS,
-        max_new_tokens=TOKENS,
+        num_return_sequences=work.generations,
+        max_new_tokens=work.tokens,
+        min_new_tokens=None if work.ends else work.tokens,
         return_dict_in_generate=True,
         output_logits=True,
         pad_token_id=policy.tokenizer.pad_id,
-        eos_token_id=list(policy.tokenizer.eos_ids),
+        eos_token_id=list(policy.tokenizer.eos_ids) if work.ends else policy.model.config.eos_token_id,
     )
     generate_tokens: Any = policy.model.generate
     output = generate_tokens(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), generation_config=config)
     drawn = output.sequences[:, width:]
     log_probs = torch.log_softmax(torch.stack(output.logits, dim=1), dim=-1)
     log_probs.gather(-1, drawn[..., None])
+    ended = torch.isin(drawn, torch.tensor(list(policy.tokenizer.eos_ids)))
+    return int((ended.cumsum(dim=-1) - ended.long() == 0).sum())
 
 
-def median_seconds(work: Callable[[int], object], repeats: int) -> float:
-    """Median wall time of `work(step)` after one call to warm up."""
-    times = []
-    for step in range(repeats + 1):
-        start = time.perf_counter()
-        work(step)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+def sample(work: Work, sampler: HFSampler, step: int) -> int:
+    """Through the sampler; returns how many tokens it drew."""
+    groups = sampler.sample(work.prompts, num_generations=work.generations, step=step, version=Version(0, 0), seed=0)
+    return sum(len(each.ids) for group in groups for each in group.completions)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def compared(name: str, work: Work, runs: int, *, wanted: str = "") -> Line:
+    """Tokens per second of both sides, which take turns."""
+    sampler = HFSampler(work.policy, Sampling(max_completion_length=work.tokens))
+    sides: tuple[Callable[[int], int], ...] = (lambda step: sample(work, sampler, step), lambda step: generate(work, step))
+    speeds: list[list[float]] = [[], []]
+    for step in range(runs + 1):
+        for side, found in zip(sides, speeds, strict=True):
+            began = time.perf_counter()
+            tokens = side(step)
+            if step:  # the first warms up
+                found.append(tokens / (time.perf_counter() - began))
+    ratios = tuple(own / theirs for own, theirs in zip(*speeds, strict=True))
+    own, theirs = (statistics.median(each) for each in speeds)
+    return Line(
+        name=name,
+        value=own,
+        reference=theirs,
+        ratio=statistics.median(ratios),
+        wanted=wanted,
+        unit="tokens/s",
+        runs=runs,
+        ratios=ratios,
+    )
+
+
+def text_of(policy: Policy, tokens: int, number: int) -> str:
+    """A text that renders to at least so many tokens, template included, and hardly more."""
+    words = [f"{number}:"]
+    while len(policy.tokenizer.render(make_prompt(text=" ".join(words)).messages)) < tokens:
+        words.append(("count", "the", "plants", "in", "every", "bed")[len(words) % 6])
+    return " ".join(words)
+
+
+def real(model: str, runs: int) -> Iterator[Line]:
+    """Lines of a real model."""
+    policy = build_policy(HFPolicy(path=model), seed=0, device="cpu", dtype="float32", threads=1)
+    policy.tokenizer.eos_ids = frozenset()
+    for name, tokens, generations, new in (("hf_vs_generate", 200, 8, 16), ("hf_vs_generate_short", 40, 4, 32)):
+        prompts = [make_prompt(str(number), text=text_of(policy, tokens, number)) for number in range(8)]
+        work = Work(policy=policy, prompts=prompts, generations=generations, tokens=new, ends=False)
+        yield compared(name, work, runs, wanted=">= 2" if name == "hf_vs_generate" else "")
+
+
+def tiny(runs: int) -> Iterator[Line]:
+    """Lines of tiny policies."""
     tasks = [load_task(Reverse(name="reverse"), seed=0), load_task(Sort(name="sort"), seed=0)]
-    prompts = draw([prompt for task in tasks for prompt in task.train], seed=0, step=0, count=PROMPTS)
+    prompts = draw([prompt for task in tasks for prompt in task.train], seed=0, step=0, count=32)
     for arch, tokenizer in TINY:
         policy = build_policy(TinyPolicy(arch=arch, tokenizer=tokenizer), seed=0, device="cpu", dtype="float32", threads=1)
         # A few supervised steps give completions the lengths that training meets.
         warm_start(policy, WarmStart(steps=40, mix={"reverse": 0.5, "sort": 0.5}), tasks, seed=0)
-        sampler = HFSampler(policy, Sampling(max_completion_length=TOKENS))
+        work = Work(policy=policy, prompts=prompts, generations=6, tokens=8, ends=True)
+        yield compared(f"tiny_vs_generate_{arch}", work, runs)
 
-        def sample(step: int, sampler: HFSampler = sampler) -> object:
-            return sampler.sample(prompts, num_generations=GENERATIONS, step=step, version=Version(0, 0), seed=0)
 
-        def baseline(step: int, policy: Policy = policy) -> object:
-            return generate(policy, prompts, step)
-
-        ours, theirs = median_seconds(sample, arguments.repeats), median_seconds(baseline, arguments.repeats)
-        row = {"policy": f"{arch}/{tokenizer}", "sampler_s": ours, "generate_s": theirs, "ratio": theirs / ours}
-        if arguments.json:
-            print(json.dumps(row))
-        else:
-            print(f"{row['policy']:<18} HFSampler {ours:.3f} s   generate {theirs:.3f} s   ratio {theirs / ours:.2f}")
+def main() -> None:
+    """Print one line per measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--model", default=os.environ.get("MUTUALRL_SMOLLM2", "models/smollm2"), help="directory")
+    options = parser.parse_args()
+    for lines in (tiny(options.runs), real(options.model, options.runs)):
+        for line in lines:
+            told = f"{line.name:<26}{line.value:10.4g} {line.unit:<10} generate {line.reference:10.4g}   ratio {line.ratio:.2f}"
+            print(json.dumps(asdict(line)) if options.json else f"{told}   wanted: {line.wanted}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,12 @@ Shape legend: B sequences · V vocabulary.
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from agents.config import Sampling
+
+BLOCK = 256
+"""Tokens that are summed before the cumulative sum."""
 
 
 def sampling_log_probs(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -40,9 +44,25 @@ def draw_tokens(log_probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.T
     """Token ids [B] by inverting each row's cumulative distribution at its uniform number in [0, 1).
 
     A row's token depends on that row alone, so dropping finished rows from a batch changes nothing in the others.
-    Sums are in float64 where the device has it, which keeps the tail of a large vocabulary within reach.
+    Sums over blocks of tokens find the block, sums within it the token, which spares a cumulative sum over the whole
+    vocabulary. Both are added up in float64 where the device has it, which keeps the tail of a large vocabulary within reach.
     """
     precise = torch.float32 if log_probs_BV.device.type == "mps" else torch.float64
-    cumulative_BV = log_probs_BV.exp().cumsum(dim=-1, dtype=precise)
-    targets_B1 = uniforms_B.to(precise)[:, None] * cumulative_BV[:, -1:]
-    return torch.searchsorted(cumulative_BV, targets_B1, right=True).squeeze(-1).clamp_(max=log_probs_BV.shape[-1] - 1)
+    whole = log_probs_BV.shape[-1]
+    blocks = -(-whole // BLOCK)
+    probs_BV = log_probs_BV.exp()
+    if whole % BLOCK:
+        probs_BV = nn.functional.pad(probs_BV, (0, blocks * BLOCK - whole))
+    probs_BNK = probs_BV.view(-1, blocks, BLOCK)
+    through_BN = probs_BNK.sum(dim=-1).cumsum(dim=-1, dtype=precise)
+    targets_B1 = uniforms_B.to(precise)[:, None] * through_BN[:, -1:]
+    block_B1 = torch.minimum(torch.searchsorted(through_BN, targets_B1, right=True), _last_with_mass(through_BN))
+    before_B1 = nn.functional.pad(through_BN, (1, 0)).gather(-1, block_B1)
+    within_BK = probs_BNK.take_along_dim(block_B1[..., None], dim=1).squeeze(1).cumsum(dim=-1, dtype=precise)
+    place_B1 = torch.searchsorted(within_BK, targets_B1 - before_B1, right=True)
+    return (block_B1 * BLOCK + torch.minimum(place_B1, _last_with_mass(within_BK))).squeeze(-1)
+
+
+def _last_with_mass(cumulative_BN: torch.Tensor) -> torch.Tensor:
+    """Where each row [B, 1] reaches its whole: sums of two orders may differ by a hair's breadth, which must find a token."""
+    return (cumulative_BN < cumulative_BN[:, -1:]).sum(dim=-1, keepdim=True)

@@ -217,3 +217,26 @@ def test_the_samplers_logprobs_are_compared_with_the_learners() -> None:
     metrics = make_learner(model).step(rows, prompts=1)
     assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-6)
     assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(0.4, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16,) * 4, (torch.bfloat16, torch.float32, torch.bfloat16, torch.float32)])
+def test_weights_stepped_in_portions_get_one_step_each(
+    dtypes: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def updated(portion_bytes: int) -> list[torch.Tensor]:
+        monkeypatch.setattr("agents.optimizer.PORTION_BYTES", portion_bytes)
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(6, generator=generator).to(dtype)) for dtype in dtypes]
+        optimizer = MasterAdamW(weights, learning_rate=0.1, weight_decay=0.1, max_grad_norm=1.0)
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = torch.randn(6, generator=generator).to(weight.dtype)
+            assert optimizer.step(0.0)[1]
+            assert all(weight.grad is None for weight in weights)
+        return [weight.detach() for weight in weights]
+
+    generator = torch.Generator().manual_seed(0)
+    for one, whole in zip(updated(1), updated(1 << 20), strict=True):
+        assert torch.equal(one, whole)
+        start = torch.randn(6, generator=generator)
+        assert float((one.float() - start).abs().max()) < 0.4, "three steps of 0.1 and no more"

@@ -281,3 +281,19 @@ def test_prompts_that_begin_alike_are_evaluated_together(policy: Policy) -> None
     together = sampler.greedy(mixed, 8)
     alone = [sampler.greedy([each], 1)[0] for each in mixed]
     assert [each.ids.tolist() for each in together] == [each.ids.tolist() for each in alone]
+
+
+@pytest.mark.parametrize("vocab_size", [5, 256, 1000, 5000])
+def test_blocks_of_sums_find_the_token_that_one_long_sum_finds(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(300, vocab_size, generator=generator)
+    logits[:, torch.randperm(vocab_size, generator=generator)[: vocab_size // 2]] = -torch.inf
+    logits[:100, -vocab_size // 3 :] = -torch.inf
+    log_probs = torch.log_softmax(logits, dim=-1)
+    uniforms = torch.rand(300, generator=generator, dtype=torch.float64)
+    cumulative = log_probs.exp().cumsum(dim=-1, dtype=torch.float64)
+    wanted = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True).squeeze(-1)
+    assert torch.equal(draw_tokens(log_probs, uniforms), wanted)
+    for extreme in (0.0, 1 - 2.0**-53):
+        drawn = draw_tokens(log_probs, torch.full((300,), extreme, dtype=torch.float64))
+        assert log_probs.gather(-1, drawn[:, None]).isfinite().all()
