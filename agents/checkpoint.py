@@ -28,6 +28,8 @@ from agents.state import AgentState
 from exchange.files import sync_directory
 from exchange.types import Version
 
+COUNTERS = "steps, non_finite"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumable:
@@ -51,8 +53,9 @@ def save_part(policy: Policy, directory: Path, *, step: int, version: Version, s
     policy.save(scratch)
     if state is not None:
         tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.learner.tensors.items()}
-        counters = {"steps": str(state.learner.steps), "non_finite": str(state.learner.non_finite)}
-        save_file(tensors, scratch / LEARNER_FILE, metadata=counters)
+        counters = msgspec.json.encode([state.learner.steps, state.learner.non_finite]).decode()
+        # One entry: of several the order in the file would be another each time.
+        save_file(tensors, scratch / LEARNER_FILE, metadata={COUNTERS: counters})
         (scratch / AGENT_FILE).write_bytes(msgspec.msgpack.encode(state.agent))
     facts = PartFacts(step=step, version=version, files=files_of(scratch))
     (scratch / PART_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
@@ -69,10 +72,10 @@ def load_state(part: Path) -> Resumable:
     try:
         with safe_open(part / LEARNER_FILE, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            counters = file.metadata()
-        learner = LearnerState(tensors=tensors, steps=int(counters["steps"]), non_finite=int(counters["non_finite"]))
+            steps, non_finite = msgspec.json.decode(file.metadata()[COUNTERS], type=tuple[int, int])
+        learner = LearnerState(tensors=tensors, steps=steps, non_finite=non_finite)
         agent = msgspec.msgpack.decode((part / AGENT_FILE).read_bytes(), type=AgentState)
-    except (OSError, SafetensorError, msgspec.MsgspecError) as error:
+    except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{part} cannot be read: {error}") from error
     return Resumable(learner=learner, agent=agent)
 

@@ -138,6 +138,7 @@ def killed_at(number: int, directory: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_killed_at_any_touch_of_the_disk_every_part_is_whole_or_not_there(tmp_path: Path) -> None:
     base = tmp_path / "base"
     point_at(base, "final", save(base))

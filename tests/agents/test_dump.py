@@ -46,6 +46,7 @@ def assert_same(left: object, right: object) -> None:
         assert left == right and type(left) is type(right)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(rows(), max_size=4), st.dictionaries(st.text(max_size=5), st.floats(), max_size=3))
 def test_a_dump_comes_back(tmp_path_factory: pytest.TempPathFactory, given_rows: list[Row], metrics: dict[str, float]) -> None:

@@ -3,18 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
 import exchange
 from agents.errors import PeerTimeoutError
-from agents.peers import PeerFeed
+from agents.peers import FeedState, PeerFeed
+from agents.seam import Seam
 from agents.sharing.rule import Forgetful, Peers, Shared, Waiting
 from agents.testing import make_prompt
 from agents.types import Group
 from exchange.client import Client
 from exchange.testing import FakeClock
-from exchange.types import AgentName, GroupRewards, Kind, PromptId, StepPrompts, Version
+from exchange.types import AgentName, Cursor, GroupRewards, Kind, PromptId, StepPrompts, Version
 
 ALPHA, BETA = AgentName("alpha"), AgentName("beta")
 PROMPTS = {prompt.id: prompt for prompt in (make_prompt(f"p{index}") for index in range(8))}
@@ -44,8 +46,23 @@ async def clients() -> AsyncIterator[tuple[Client, Client]]:
         yield alpha, beta
 
 
-def feed(client: Client, rule: Rule | None = None, *, lockstep: bool = False, step_timeout_s: float = 5.0) -> PeerFeed:
-    return PeerFeed(client, rule or Rule(), teachers=[BETA], prompts=PROMPTS, lockstep=lockstep, step_timeout_s=step_timeout_s)
+def feed(
+    client: Client,
+    rule: Rule | None = None,
+    *,
+    lockstep: bool = False,
+    step_timeout_s: float = 5.0,
+    seams: Sequence[Seam] = (),
+) -> PeerFeed:
+    return PeerFeed(
+        client,
+        rule or Rule(),
+        teachers=[BETA],
+        prompts=PROMPTS,
+        lockstep=lockstep,
+        step_timeout_s=step_timeout_s,
+        seams=seams,
+    )
 
 
 async def close_step(client: Client, step: int, *keys: str, version: int | None = None) -> None:
@@ -231,3 +248,56 @@ async def test_the_start_waits_for_teachers_and_names_those_that_do_not_come(cli
     await close_step(beta, 0)
     async with asyncio.timeout(5):
         assert await waiting == []
+
+
+def seam(cursor: int, step: int) -> Seam:
+    return Seam(cursor=Cursor(cursor), steps={BETA: step})
+
+
+async def records_in(client: Client) -> int:
+    return (await client.stats()).cursor
+
+
+async def test_behind_a_seam_what_was_abandoned_is_passed_over() -> None:
+    async with exchange.memory() as hub, hub.connect("alpha") as alpha:
+        async with hub.connect("beta") as beta:
+            for step in range(4):
+                await close_step(beta, step, "p0", f"p{step}")
+        before = feed(alpha, Rule(window=1), lockstep=True)
+        await before.gather(0, [PromptId("p0")], [PromptId("p0")])
+        await before.gather(1, [PromptId("p1")], [PromptId("p1")])
+        seams = [seam(await records_in(alpha), 2)]
+        after = feed(alpha, Rule(window=1, max_lag=8), lockstep=True, step_timeout_s=0.05, seams=seams)
+        after.restore(before.state())
+        assert await after.wait_for_teachers() == [BETA], "one that was there before says nothing of now"
+        with pytest.raises(PeerTimeoutError, match="step 2 for beta"):
+            await after.gather(2, [PromptId("p2")], [PromptId("p2")])
+        async with hub.connect("beta") as beta:
+            await close_step(beta, 2, "p7")
+            rule = Rule(window=1, max_lag=8)
+            rule.latest_only = False
+            again = feed(alpha, rule, lockstep=True, seams=seams)
+            again.restore(before.state())
+            assert await again.wait_for_teachers() == []
+            gathered = await again.gather(2, [PromptId("p0"), PromptId("p2")], [PromptId("p0"), PromptId("p2")])
+        assert steps_of(gathered.experience, "p0") == [0, 1]
+        assert "p2" not in gathered.experience
+        assert gathered.metrics["sample/staleness_max"] == 2.0
+
+
+async def test_a_feed_goes_on_from_its_state(clients: tuple[Client, Client]) -> None:
+    alpha, beta = clients
+    rule = Rule(window=3)
+    one = feed(alpha, rule)
+    await one.gather(0, [PromptId("p0"), PromptId("p1")], [])
+    for step in range(3):
+        await close_step(beta, step, f"p{step}")
+    await one.refresh()
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(one.state()), type=FeedState)
+    other = feed(alpha, rule)
+    other.restore(state)
+    assert other.follow({0}, 2) == one.follow({0}, 2) != []
+    for each in (one, other):
+        await each.gather(3, [PromptId("p2")], [])
+        each.hits.close()
+    assert one.hits.take() == other.hits.take() == {"peer/beta/hit_rate": 1.0, "peer/beta/prompts": 3.0}
