@@ -262,7 +262,7 @@ async def test_behind_a_seam_what_was_abandoned_is_passed_over() -> None:
     async with exchange.memory() as hub, hub.connect("alpha") as alpha:
         async with hub.connect("beta") as beta:
             for step in range(4):
-                await close_step(beta, step, "p0", f"p{step}")
+                await close_step(beta, step, "p6", f"p{step}")
         before = feed(alpha, Rule(window=1), lockstep=True)
         await before.gather(0, [PromptId("p0")], [PromptId("p0")])
         await before.gather(1, [PromptId("p1")], [PromptId("p1")])
@@ -279,8 +279,8 @@ async def test_behind_a_seam_what_was_abandoned_is_passed_over() -> None:
             again = feed(alpha, rule, lockstep=True, seams=seams)
             again.restore(before.state())
             assert await again.wait_for_teachers() == []
-            gathered = await again.gather(2, [PromptId("p0"), PromptId("p2")], [PromptId("p0"), PromptId("p2")])
-        assert steps_of(gathered.experience, "p0") == [0, 1]
+            gathered = await again.gather(2, [PromptId("p6"), PromptId("p2")], [PromptId("p6"), PromptId("p2")])
+        assert steps_of(gathered.experience, "p6") == [0, 1]
         assert "p2" not in gathered.experience
         assert gathered.metrics["sample/staleness_max"] == 2.0
 

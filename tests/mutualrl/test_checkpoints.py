@@ -11,7 +11,7 @@ from agents.config import AgentConfig, TinyPolicy
 from agents.parts import AGENT_FILE, LEARNER_FILE, PART_FILE, PartFacts, files_of, step_name
 from agents.tasks.config import Sort
 from exchange.types import Version
-from mutualrl.checkpoints import differences, forget_rest, join, manifest_path, newest_whole, plain, steps_saved
+from mutualrl.checkpoints import differences, forget_rest, join, newest_whole, plain, steps_saved
 from mutualrl.config import Run
 from mutualrl.errors import RunDirError
 
@@ -62,17 +62,25 @@ def test_at_the_end_the_last_parts_are_joined_whatever_their_steps(tmp_path: Pat
     assert {name: part.step for name, part in joined.parts.items()} == {"alpha": 9, "beta": 7}
 
 
-@pytest.mark.parametrize("harm", ["cut", "gone", "part.json", "manifest"])
-def test_a_damaged_checkpoint_is_passed_over_and_told(harm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (f"beta/step-000010/{LEARNER_FILE}", b"be"),
+        (f"beta/step-000010/{LEARNER_FILE}", None),
+        (f"beta/step-000010/{PART_FILE}", b"{}"),
+        ("step-000010.json", b"{"),
+    ],
+    ids=["cut", "gone", "part.json", "manifest"],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_told(file: str, content: bytes | None, tmp_path: Path) -> None:
     for step in (5, 10):
-        parts = [save(tmp_path, agent, step) for agent in RUN.agents]
+        for agent in RUN.agents:
+            save(tmp_path, agent, step)
         join(tmp_path, RUN, step)
-    {
-        "cut": lambda: (parts[1] / LEARNER_FILE).write_bytes(b"be"),
-        "gone": lambda: (parts[1] / LEARNER_FILE).unlink(),
-        "part.json": lambda: (parts[1] / PART_FILE).write_bytes(b"{}"),
-        "manifest": lambda: manifest_path(tmp_path, 10).write_bytes(b"{"),
-    }[harm]()
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes(content)
     checkpoint, damage = newest_whole(tmp_path)
     assert checkpoint.step == 5
     assert len(damage) == 1 and "step-000010" in damage[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,22 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 from test_agents_together import STRINGS, TINY, assert_equal
 
 import exchange
 from agents.agent import Agent
 from agents.checkpoint import load_state
+from agents.dump import dump_path, read_dump, write_dump
+from agents.errors import NonFiniteError
+from agents.optimizer import MasterAdamW
 from exchange.config import HubConfig
 from exchange.types import AgentName
 from mutualrl.checkpoints import join, manifest_path, newest_whole, steps_saved
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError, RunDirError
 from mutualrl.manifest import Manifest, now
+from mutualrl.replay import run_replay
 from mutualrl.resume import take_up
 from mutualrl.rundir import RunDir
 from mutualrl.topology import hub_edges, teachers
@@ -240,3 +246,47 @@ async def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> No
     run_dir.checkpoints.mkdir()
     with pytest.raises(RunDirError, match="has no whole checkpoint to go on from"):
         take_up(run_dir, [])
+
+
+async def test_a_dumped_step_is_made_again_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = new_run(tmp_path / "run", make_run(*POOLING, dump_every=3, evaluation={"every": 0}))
+    await play(run_dir, tmp_path)
+    assert sorted(path.name for path in (run_dir.dumps / "alpha").iterdir()) == [
+        "step-000001.safetensors",
+        "step-000004.safetensors",
+    ]
+    recorded = {line["step"]: line.get("alpha/loss") for line in lines(run_dir, "metrics.jsonl")["alpha"]}
+    console = Console(width=160)
+    for step in (1, 4):  # from the weights at the start, and from the checkpoint behind step 3
+        assert run_replay(run_dir.path, "alpha", step, console=console) == 0
+        shown = capsys.readouterr().out
+        assert "equal to the bit" in shown
+        assert round(read_dump(dump_path(run_dir.dumps, "alpha", step)).metrics["loss"], 6) == recorded[step]
+    with pytest.raises(RunDirError, match="step 5 of alpha was not dumped"):
+        run_replay(run_dir.path, "alpha", 5)
+    with pytest.raises(ConfigError, match="no agent of this name, got 'alhpa'"):
+        run_replay(run_dir.path, "alhpa", 1)
+    shutil.rmtree(run_dir.checkpoints / "alpha" / "step-000003")
+    with pytest.raises(RunDirError, match=r"takes a checkpoint behind step 3, or dumps of all steps"):
+        run_replay(run_dir.path, "alpha", 4)
+    dump = read_dump(dump_path(run_dir.dumps, "alpha", 1))
+    changed = [replace(row, advantage=row.advantage * 1.0001) for row in dump.rows]
+    write_dump(run_dir.dumps, replace(dump, rows=changed))
+    assert run_replay(run_dir.path, "alpha", 1, console=console) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+async def test_numbers_that_end_a_run_are_dumped_with_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(*POOLING, steps=20, save_steps=0)
+    run_dir = new_run(tmp_path / "run", msgspec.structs.replace(run, agents={"alpha": run.agents["alpha"]}))
+    monkeypatch.setattr(MasterAdamW, "step", lambda _self, _loss: (float("nan"), False))
+    with pytest.raises(ExceptionGroup) as raised:
+        await play(run_dir, tmp_path)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, NonFiniteError)
+    (path,) = (run_dir.dumps / "alpha").iterdir()
+    assert str(path) in str(error)
+    dump = read_dump(path)
+    assert dump.rows and not dump.metrics
+    (part,) = (run_dir.checkpoints / "alpha").iterdir()
+    assert load_state(part).agent.step == dump.step - 1, "the weights are those of the last whole step"
