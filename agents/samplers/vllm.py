@@ -1,7 +1,8 @@
 """`VLLMSampler`: groups of completions from a vLLM engine in a process of its own.
 
 Token ids go in and out; the prompts are the policy's own rendering, and no text is ever encoded or decoded over there. After
-each learner step the weights go over whole, through a file in memory, and the engine tells the digest of what it was given.
+each learner step the weights go over, whole or, under LoRA, the adapter alone, through a file in memory; the engine tells the
+digest of what it was given.
 
 Shape legend: P prompts · G completions per prompt · B = P·G sequences · T sampled tokens.
 """
@@ -25,7 +26,7 @@ from agents.samplers.config import VLLM, Sampling
 from agents.samplers.sampler import Decoded, check_prompts, completions_of, groups_of
 from agents.samplers.vllm_process import VLLMProcess
 from agents.samplers.vllm_server import Generate, Generated, Load, Loaded, Ready, Start
-from agents.samplers.weights import checkpoint_tensors, empty, write_weights
+from agents.samplers.weights import adapter_config, checkpoint_tensors, empty, write_weights
 from agents.types import Completion, Group, Prompt
 from exchange.types import Version
 from tokenalign.table import TokenKind, TokenTable
@@ -59,6 +60,7 @@ class VLLMSampler:
         self._start_process = process
         self._dtype = policy.model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         self._process: VLLMProcess | None = None
+        self._adapter = adapter_config(policy)
         self._ready = False
         self._version: Version | None = None
 
@@ -69,7 +71,7 @@ class VLLMSampler:
             self._start(min(max(longest, 2 * PROBE_TOKENS), self._policy.max_context))
 
     def update(self, version: Version) -> Mapping[str, float]:
-        """Send all weights and wait until the engine has them; the first time, until it is ready too.
+        """Send what training changes and wait until the engine has them; the first time, until it is ready too.
 
         Raises SamplerError when the engine has other weights than were sent, or, the first time, gives other log-probs for
         them than the policy; SamplerTimeoutError when it takes too long.
@@ -79,7 +81,8 @@ class VLLMSampler:
             process.hear(Ready, timeout_s=max(self._config.start_timeout_s - process.since_start_s(), 0.0))
         started = time.perf_counter()
         self._version = None
-        digest, size = write_weights(process.weights_fd, checkpoint_tensors(self._policy))
+        changed = checkpoint_tensors(self._policy) if self._adapter is None else self._policy.trainable_tensors()
+        digest, size = write_weights(process.weights_fd, changed)
         loaded = process.ask(Load(version=_named(version)), Loaded, timeout_s=self._config.request_timeout_s)
         empty(process.weights_fd)
         if (loaded.digest, loaded.version) != (digest, _named(version)):
@@ -126,6 +129,7 @@ class VLLMSampler:
         self._process = self._start_process(command, environment=self._environment(), log=self._log)
         start = Start(
             config=_config_json(self._policy),
+            adapter=self._adapter,
             dtype=str(self._dtype).removeprefix("torch."),
             max_model_len=max_model_len,
             kv_cache_memory_bytes=self._config.kv_cache_memory_bytes,
@@ -133,6 +137,8 @@ class VLLMSampler:
             pieces=_pieces(table) if self._sampling.stop else None,
             allowed_ids=np.flatnonzero(~holes).tolist() if holes.any() else None,
         )
+        if self._adapter is not None:
+            write_weights(self._process.weights_fd, checkpoint_tensors(self._policy))
         self._process.tell(start, timeout_s=self._config.start_timeout_s)
 
     def _environment(self) -> dict[str, str]:

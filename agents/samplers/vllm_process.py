@@ -32,18 +32,18 @@ class VLLMProcess:
     """A running server (agents/samplers/vllm_server.py). One question at a time; `close` from any thread.
 
     It belongs to this process's group, and ends when its socket does: with `close`, or with this process, however it
-    ends. Its output goes to `log`. weights_fd: the file in memory that both have open.
+    ends. Its output goes to `log`.
     """
 
     def __init__(self, command: Sequence[str], *, environment: dict[str, str], log: Path) -> None:
         """command: what to run; the numbers of two file descriptors are put behind it. SamplerError if it cannot be."""
-        self.weights_fd = anonymous_file()
+        self._weights_fd = anonymous_file()
         self._log = log
         self._socket, theirs = socket.socketpair()
         self._decoder = msgspec.msgpack.Decoder(Answer)
         self._started_s = time.monotonic()
         self._closing = threading.Lock()
-        inherited = (theirs.fileno(), self.weights_fd)
+        inherited = (theirs.fileno(), self._weights_fd)
         try:
             with log.open("ab") as output, theirs:
                 self._process = subprocess.Popen(
@@ -56,12 +56,19 @@ class VLLMProcess:
                 )
         except OSError as error:
             self._socket.close()
-            os.close(self.weights_fd)
+            os.close(self._weights_fd)
             raise SamplerError(f"the sampler's process cannot be started: {error}; set sampler.python") from error
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def weights_fd(self) -> int:
+        """The file in memory that both have open; SamplerError once the process has been closed."""
+        if self._socket.fileno() < 0:
+            raise SamplerError(f"the vLLM process {self._how_it_ended()}; {self._last_words()}")
+        return self._weights_fd
 
     def since_start_s(self) -> float:
         """Seconds since the process was started."""
@@ -106,7 +113,7 @@ class VLLMProcess:
                 self._process.kill()
                 self._process.wait()
             self._socket.close()
-            os.close(self.weights_fd)
+            os.close(self._weights_fd)
 
     def _receiver(self, timeout_s: float) -> Callable[[int], bytes]:
         deadline_s = time.monotonic() + timeout_s

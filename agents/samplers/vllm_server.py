@@ -5,7 +5,7 @@ with the numbers of two inherited file descriptors: one end of a socket pair, an
 nothing of this project. The agent asks, the server answers, one at a time:
 
     agent               server
-    Start         ->    Ready            once, when the engine stands (with made-up weights)
+    Start         ->    Ready            once, when the engine stands
     Load          ->    Loaded           new weights lie in the file: put them in place, forget cached prefixes
     Generate      ->    Generated        sampled ids and their log-probs
     anything      ->    Failed           what went wrong, in words
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import socket
 import struct
@@ -40,14 +41,20 @@ MOST_BYTES = 2**30
 
 _LENGTH = struct.Struct(">I")
 
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM makes room for."""
+
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Build the engine. config: what stands in the config.json of the model.
 
+    adapter: what stands in the adapter_config.json of a LoRA adapter, and its rank; the weights of its base then lie in the
+    file already, and each Load brings the adapter alone. None: each Load brings the whole model.
     pieces: what each token spells, for stop strings; None without any. allowed_ids: ids that may be drawn; None for all.
     """
 
     config: str
+    adapter: tuple[str, int] | None
     dtype: str
     max_model_len: int
     kv_cache_memory_bytes: int
@@ -61,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """The file holds a whole model in safetensors format, to be known as `version`."""
+    """The file holds the model, or the adapter, in safetensors format, to be known as `version`."""
 
     version: str
 
@@ -157,11 +164,16 @@ class Engine:
         self._weights = f"/dev/fd/{weights_fd}"
         self._version = ""
         self._requests = 0
+        self._adapter = start.adapter
+        self._adapters = 0
+        self._lora: Any = None
         with tempfile.TemporaryDirectory() as model:
             (Path(model) / "config.json").write_text(start.config)
+            if start.adapter is not None:
+                (Path(model) / "model.safetensors").symlink_to(self._weights)
             arguments = EngineArgs(
                 model=model,
-                load_format="dummy",
+                load_format="dummy" if start.adapter is None else "safetensors",
                 skip_tokenizer_init=True,
                 generation_config="vllm",
                 dtype=start.dtype,
@@ -172,22 +184,48 @@ class Engine:
                 block_size=32,  # small enough for short prompts to be shared; kernels for CPUs want multiples of 32
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
+                enable_lora=start.adapter is not None,
+                max_loras=1,
+                max_cpu_loras=1,
+                max_lora_rank=16 if start.adapter is None else min(rank for rank in _RANKS if rank >= start.adapter[1]),
             )
             self._engine = LLMEngine.from_engine_args(arguments)
 
     def load(self, load: Load) -> Loaded:
         """Put the file's weights in place; the digest is taken from what vLLM is given."""
         digest = blake3.blake3()
-        self._engine.collective_rpc(lambda worker: worker.model_runner.reload_weights(weights_iterator=self._tensors(digest)))
+        if self._adapter is None:
+            new = self._tensors(self._weights, digest)
+            self._engine.collective_rpc(lambda worker: _reload(worker, new))
+        else:
+            self._swap_adapter(self._adapter[0], digest)
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not let go of prefixes computed with the earlier weights")
         self._version = load.version
         return Loaded(version=load.version, digest=digest.hexdigest())
 
-    def _tensors(self, digest: Any) -> Iterator[tuple[str, Any]]:
+    def _swap_adapter(self, config: str, digest: Any) -> None:
+        """Replace the adapter by the file's, under an id of its own: vLLM takes an id that it knows for the same adapter."""
+        from vllm.lora.request import LoRARequest
+
+        if self._lora is not None:
+            self._engine.remove_lora(self._adapters)
+        self._adapters += 1
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "adapter_config.json").write_text(config)
+            copied = shutil.copyfile(self._weights, Path(folder) / "adapter_model.safetensors")
+            for _ in self._tensors(str(copied), digest):
+                pass
+            self._lora = LoRARequest(f"adapter-{self._adapters}", self._adapters, folder)
+            added = self._engine.add_lora(self._lora)
+        live = self._engine.list_loras()
+        if not added or live != {self._adapters}:
+            raise RuntimeError(f"vLLM did not swap the adapter: got adapters={sorted(live)}, expected {self._adapters} alone")
+
+    def _tensors(self, path: str, digest: Any) -> Iterator[tuple[str, Any]]:
         from safetensors import safe_open
 
-        with safe_open(self._weights, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             for name in sorted(file.keys()):
                 tensor = file.get_tensor(name).clone()  # the file's memory is written over at the next step
                 add_tensor(digest, name, tensor)
@@ -201,7 +239,7 @@ class Engine:
         self._requests += 1
         for index, name in enumerate(names):
             prompt = {"prompt_token_ids": asked.prompts[index // asked.num_generations]}
-            self._engine.add_request(name, prompt, self._parameters(asked, index))
+            self._engine.add_request(name, prompt, self._parameters(asked, index), lora_request=self._lora)
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 (new,) = output.outputs
@@ -236,6 +274,16 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+
+
+def _reload(worker: Any, tensors: Iterator[tuple[str, Any]]) -> None:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    worker.model_runner.reload_weights(weights_iterator=tensors)
+    # On CPUs a head works on a packed copy of its weights, which a reload leaves as it was where the head is tied.
+    for module in worker.model_runner.get_model().modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 class Row:

@@ -11,11 +11,13 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import blake3
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 
+from agents.policies.lora import has_adapter, save_adapter
 from agents.policies.policy import Policy
 from agents.samplers.vllm_server import add_tensor
 
@@ -43,11 +45,26 @@ def anonymous_file() -> int:
 
 
 def checkpoint_tensors(policy: Policy) -> dict[str, torch.Tensor]:
-    """The policy's weights under the names and in the shapes of a checkpoint on disk; tied ones once."""
+    """The policy's weights under the names and in the shapes of a checkpoint on disk; tied ones once.
+
+    Under LoRA those of the base.
+    """
     model = policy.model
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - {name for name, _ in model.named_parameters()}
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    if has_adapter(model):
+        tensors = {name.replace(".base_layer.", "."): each for name, each in tensors.items() if ".lora_" not in name}
     return dict(revert_weight_conversion(model, tensors))
+
+
+def adapter_config(policy: Policy) -> tuple[str, int] | None:
+    """What stands in the adapter_config.json of the policy's LoRA adapter, and its rank; None without an adapter."""
+    if not has_adapter(policy.model):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        save_adapter(policy.model, Path(folder))
+        text = (Path(folder) / "adapter_config.json").read_text()
+    return text, int(json.loads(text)["r"])
 
 
 def write_weights(fd: int, tensors: Mapping[str, torch.Tensor]) -> tuple[str, int]:

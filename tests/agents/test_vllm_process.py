@@ -73,6 +73,8 @@ def test_a_failure_is_told_in_the_servers_words_and_the_server_lives(tmp_path: P
     process.close()
     process.close()
     assert gone(process.pid)
+    with pytest.raises(SamplerError, match="the vLLM process ended with exit code 0; its log is"):
+        os.fstat(process.weights_fd)
 
 
 def test_closing_ends_a_call_that_waits_on_another_thread(tmp_path: Path) -> None:

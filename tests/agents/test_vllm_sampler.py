@@ -37,11 +37,15 @@ class PlayedServer(VLLMProcess):
     """Answers as a server with this policy would. spoil: what becomes of each answer."""
 
     def __init__(self, policy: Policy, spoil: Callable[[Any], Any] = lambda answer: answer) -> None:
-        self.weights_fd = anonymous_file()
+        self._weights_fd = anonymous_file()
         self.asked: list[Any] = []
         self.closed = False
         self._policy = policy
         self._spoil = spoil
+
+    @property
+    def weights_fd(self) -> int:
+        return self._weights_fd
 
     def since_start_s(self) -> float:
         return 0.0
