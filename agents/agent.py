@@ -22,12 +22,13 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from agents.callbacks import Callback
 from agents.checkpoint import Resumable, point_at, save_part
 from agents.config import AgentConfig
 from agents.dump import StepDump, write_dump
@@ -35,15 +36,14 @@ from agents.errors import NonFiniteError
 from agents.evaluate import TaskScore, evaluate
 from agents.journal import Journal
 from agents.learner import Learner
-from agents.metrics import completion_lines, group_metrics
+from agents.loop import Loop
+from agents.metrics import completion_lines, group_metrics, row_metrics
 from agents.peers import Gathered, PeerFeed, next_step
 from agents.policies.policy import Policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
-from agents.rows import Stream
 from agents.samplers.sampler import Sampler
-from agents.seam import Seam
 from agents.sharing.config import SGT
 from agents.sharing.rule import Shared, SharingRule
 from agents.sink import JsonlSink
@@ -65,23 +65,6 @@ FINAL = "final"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """What a run says about the loop of each of its agents. seams: where it was taken up again."""
-
-    seed: int
-    steps: int
-    mode: Literal["async", "lockstep"]
-    schedule: Literal["seed", "follow"]
-    evaluate_every: int
-    evaluation_batch_size: int
-    success_threshold: float
-    save_steps: int
-    dump_every: int
-    step_timeout_s: float
-    seams: Sequence[Seam] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Everything that an agent works with, made by whoever knows the config.
 
@@ -100,6 +83,7 @@ class Parts:
     sink: JsonlSink
     checkpoints: Path
     dumps: Path
+    callback: Callback = field(default_factory=Callback)
     resume: AgentState | None = None
     on_saved: Callable[[int], object] = lambda _step: None
 
@@ -134,7 +118,7 @@ class Agent:
             step_timeout_s=loop.step_timeout_s,
             seams=loop.seams,
         )
-        self._journal = Journal(name, parts.sink, skills=config.skills, started_at_s=started_at_s)
+        self._journal = Journal(name, parts.sink, skills=config.skills, started_at_s=started_at_s, callback=parts.callback)
         self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
         # Agents of one run must not share their random numbers, or equal policies would sample alike.
         self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
@@ -181,6 +165,7 @@ class Agent:
             if await unless_stopped(stop, self._sync()) is None:
                 return False
             await unless_stopped(stop, self._join())
+            self._parts.callback.on_train_begin(self._name)
             await self._look_back(stop)
             while self._made < self._loop.steps and not stop.is_set():
                 if await self._step(self._made, stop):
@@ -195,6 +180,7 @@ class Agent:
             saved = True
             if finished:
                 point_at(self._parts.checkpoints, FINAL, part)
+            self._parts.callback.on_train_end(self._name, self._made)
             return finished
         finally:
             if not saved and self._made:
@@ -237,7 +223,14 @@ class Agent:
         self._version = Version(self._version.epoch, self._made)
         synced = await self._sync()
         await pause(stop, self._config.min_step_s - (time.perf_counter() - started))
-        metrics = {**group_metrics(groups), **gathered.metrics, **shared.counters, **learned, **synced, **_streams(shared)}
+        metrics = {
+            **group_metrics(groups),
+            **gathered.metrics,
+            **shared.counters,
+            **learned,
+            **synced,
+            **row_metrics(shared.rows),
+        }
         metrics |= self._feed.hits.take() | self._parts.receiver.take() | self._parts.rewards.take()
         metrics |= {
             "step_time": time.perf_counter() - started,
@@ -247,6 +240,7 @@ class Agent:
         metrics["tokens_per_s"] = metrics["num_tokens"] / metrics["step_time"]
         self._journal.metrics(self._made, metrics)
         self._journal.rescues(self._made, shared)
+        self._parts.callback.on_step_end(self._name, self._made, metrics)
         if self._trial is not None:
             self._trial.take(shared)
         # What is saved is what was noted here, however far into the next step the agent is told to stop.
@@ -382,15 +376,9 @@ class Agent:
             parts.on_saved(noted.step)
             return part
 
-        return await self._on_torch_thread(save)
-
-
-def _streams(shared: Shared) -> dict[str, float]:
-    counts = {stream: sum(row.stream is stream for row in shared.rows) for stream in Stream}
-    total = max(len(shared.rows), 1)
-    return {f"rows/{stream}": float(count) for stream, count in counts.items()} | {
-        "peer/share": (total - counts[Stream.OWN]) / total if shared.rows else 0.0
-    }
+        part = await self._on_torch_thread(save)
+        self._parts.callback.on_save(self._name, noted.step, part)
+        return part
 
 
 async def _done(work: Awaitable[object]) -> None:

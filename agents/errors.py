@@ -41,3 +41,7 @@ class SamplerTimeoutError(AgentError, TimeoutError):
 
 class CheckpointError(AgentError, ValueError):
     """A checkpoint or a dumped step cannot be read, or does not fit."""
+
+
+class CallbackError(AgentError, RuntimeError):
+    """A callback failed; the text names it."""

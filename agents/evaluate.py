@@ -48,11 +48,12 @@ async def evaluate(
     threshold: float = 1.0,
     executor: Executor | None = None,
 ) -> list[TaskScore]:
-    """Score every task's held-out prompts; correct means a reward of at least `threshold`.
+    """Score the held-out prompts of every task that has any; correct means a reward of at least `threshold`.
 
     Waits for the decoding, which runs in `executor` (None: the loop's own), then for the reward functions. The policy
     must not learn meanwhile. A cancelled call leaves a decoding that has begun to run to its end.
     """
+    tasks = [task for task in tasks if task.heldout]
     prompts = [prompt for task in tasks for prompt in task.heldout]
     completions = await asyncio.get_running_loop().run_in_executor(executor, sampler.greedy, prompts, batch_size)
     scores = await rewards.score(

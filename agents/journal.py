@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from agents.callbacks import Callback
 from agents.evaluate import TaskScore
 from agents.metrics import rescue_line
 from agents.sharing.rule import Shared
@@ -26,12 +27,14 @@ class Journal:
         skills: Collection[str],
         started_at_s: float,
         clock: Callable[[], float] = time.time,
+        callback: Callback | None = None,
     ) -> None:
         self._agent = agent
         self._sink = sink
         self._skills = frozenset(skills)
         self._started_at_s = started_at_s
         self._clock = clock
+        self._callback = callback or Callback()
 
     @property
     def wall_s(self) -> float:
@@ -52,6 +55,7 @@ class Journal:
         if metrics:
             line = self._head(step) | {f"{self._agent}/{name}": round(value, 6) for name, value in metrics.items()}
             self._sink.metrics(line)
+            self._callback.on_log(self._agent, step, metrics)
 
     def rescues(self, step: int, shared: Shared) -> None:
         for rescue in shared.rescues:
@@ -59,8 +63,11 @@ class Journal:
                 self._sink.rescue({"agent": self._agent, "step": step} | rescue_line(rescue))
 
     def evaluation(self, step: int, scores: Sequence[TaskScore]) -> None:
-        """A line of metrics, and one per task with the outcome on every held-out prompt."""
-        self.metrics(step, {f"eval/{score.task}/accuracy": score.accuracy for score in scores})
+        """A line of metrics, and one per task with the outcome on every held-out prompt; nothing for no tasks."""
+        if not scores:
+            return
+        metrics = {f"eval/{score.task}/accuracy": score.accuracy for score in scores}
+        self.metrics(step, metrics)
         for score in scores:
             self._sink.evaluation(
                 self._head(step)
@@ -74,6 +81,7 @@ class Journal:
                     "eos_rate": score.eos_rate,
                 }
             )
+        self._callback.on_evaluate(self._agent, step, metrics)
 
     def trial(self, step: int, lines: Iterable[Mapping[str, object]]) -> None:
         for line in lines:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from agents.advantages import mean, spread
+from agents.rows import Row, Stream
 from agents.sharing.isolated import rewards_of
 from agents.sharing.rule import Rescue
 from agents.types import Group
@@ -41,6 +42,14 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for task in sorted({group.prompt.task for group in groups}):
         metrics[f"reward/{task}"] = mean(np.concatenate([rewards_of(each) for each in groups if each.prompt.task == task]))
     return metrics
+
+
+def row_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """How many of a step's training rows came from where, and the share that did not come from the agent itself."""
+    counts = {stream: sum(row.stream is stream for row in rows) for stream in Stream}
+    return {f"rows/{stream}": float(count) for stream, count in counts.items()} | {
+        "peer/share": (len(rows) - counts[Stream.OWN]) / len(rows) if rows else 0.0
+    }
 
 
 def completion_lines(groups: Sequence[Group], extra: Mapping[str, Sequence[object]]) -> Iterator[dict[str, object]]:

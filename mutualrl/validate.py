@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from agents.errors import RewardError, TaskError
+from agents.rewards.config import SandboxedReward
 from agents.rewards.functions import BUILT_IN
 from agents.rewards.rewards import find_signature
 from agents.samplers.config import VLLM
@@ -20,6 +21,7 @@ from agents.tasks.config import Data
 from agents.tasks.load import load_task
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError
+from mutualrl.given import NOTHING, Given
 from mutualrl.schema import nearest
 from mutualrl.topology import routes, teachers
 
@@ -28,10 +30,10 @@ _AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _RESERVED = ("hub", "supervisor")
 
 
-def validate(run: Run) -> list[str]:
+def validate(run: Run, given: Given = NOTHING) -> list[str]:
     """Warnings for what is allowed but probably not meant; ConfigError with all that makes the run impossible."""
-    available, problems = _count_training_prompts(run)
-    problems += [*_check_names(run), *_check_agents(run, available)]
+    available, problems = _count_training_prompts(run, given)
+    problems += [*_check_names(run), *_check_agents(run, available, given)]
     try:
         routes(run)
     except ConfigError as error:
@@ -58,7 +60,7 @@ def _check_names(run: Run) -> Iterator[str]:
             yield f"agents.{name}: the run has a role of this name already; choose another"
 
 
-def _check_agents(run: Run, available: int | None) -> Iterator[str]:
+def _check_agents(run: Run, available: int | None, given: Given) -> Iterator[str]:
     """available: training prompts of all tasks together, None when not known before the agents read them."""
     tasks = [task.name for task in run.tasks]
     signature_of = cache(find_signature)  # a sandboxed function is found by a process of its own
@@ -78,8 +80,8 @@ def _check_agents(run: Run, available: int | None) -> Iterator[str]:
                 "has vLLM (`make venv-vllm` builds .venv-vllm)"
             )
         names: dict[str, str] = {}
-        for reward in agent.rewards:
-            reference = reward if isinstance(reward, str) else reward.sandbox
+        for reward in given.rewards.get(name, agent.rewards):
+            reference = reward.sandbox if isinstance(reward, SandboxedReward) else str(reward)
             try:
                 reward_name = signature_of(reward).name
                 if reward_name in names:
@@ -90,11 +92,14 @@ def _check_agents(run: Run, available: int | None) -> Iterator[str]:
                 yield f"agents.{name}.rewards: {error}{hint}"
 
 
-def _count_training_prompts(run: Run) -> tuple[int | None, list[str]]:
+def _count_training_prompts(run: Run, given: Given) -> tuple[int | None, list[str]]:
     """Training prompts of all tasks, None if a data set is not a local file; and what is wrong with the tasks."""
     total: int | None = 0
     problems = []
     for index, task in enumerate(run.tasks):
+        if task.name in given.tasks:
+            total = None if total is None else total + len(given.tasks[task.name].train)
+            continue
         if isinstance(task, Data) and not Path(task.path).is_file() and not task.path.endswith(_LOCAL_SUFFIXES):
             total = None
             continue

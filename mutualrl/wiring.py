@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import exchange
-from agents.agent import Agent, Loop, Parts
+from agents.agent import Agent, Parts
 from agents.checkpoint import load_state
 from agents.config import AgentConfig
 from agents.errors import CheckpointError, PolicyError, RewardError, TaskError
 from agents.learner import Learner, LearnerSettings
+from agents.loop import Loop
 from agents.objectives.choose import components
 from agents.policies.policy import Policy, build_policy
 from agents.publish import Producer
@@ -36,6 +37,8 @@ from exchange.types import AgentName
 from mutualrl.checkpoints import join, read_checkpoint
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError
+from mutualrl.given import NOTHING, Given
+from mutualrl.manifest import Manifest
 from mutualrl.rundir import RunDir
 from mutualrl.topology import published_kinds, routes, teachers
 
@@ -52,7 +55,6 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     """
     run_dir = RunDir(path)
     run, manifest = run_dir.read_config(), run_dir.read_manifest()
-    config = run.agents[name]
     agent_name = AgentName(name)
     # Building and warming up a policy takes seconds, on a thread that the end of the process ends: told to stop, there is
     # nothing yet that would be worth saving.
@@ -61,15 +63,22 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
     building = asyncio.get_running_loop().run_in_executor(builder, build)
     parts = await unless_stopped(stop, building)
     builder.shutdown(wait=False)
-    if parts is None:
-        return
+    if parts is not None:
+        await take_part(run, manifest, agent_name, parts, stop)
+
+
+async def take_part(run: Run, manifest: Manifest, name: AgentName, parts: Parts, stop: asyncio.Event) -> bool:
+    """Train with these parts as agent `name` on the run's hub; returns whether all steps were made.
+
+    Waits for the hub first. Cancelled, it leaves a checkpoint of the steps made, as where `stop` is set.
+    """
     client = exchange.connect(
-        manifest.endpoint, name=agent_name, run_id=manifest.run_id, request_timeout_s=run.exchange.request_timeout_s
+        manifest.endpoint, name=name, run_id=manifest.run_id, request_timeout_s=run.exchange.request_timeout_s
     )
     async with client as ex:
         agent = Agent(
-            agent_name,
-            config,
+            name,
+            run.agents[name],
             loop_of(run, manifest.seams),
             parts,
             ex,
@@ -78,6 +87,7 @@ async def agent_main(path: Path, name: str, stop: asyncio.Event) -> None:
         )
         finished = await agent.run(stop)
     logger.info("%s %s", name, "finished" if finished else "stopped early, with a checkpoint")
+    return finished
 
 
 def loop_of(run: Run, seams: Sequence[Seam] = ()) -> Loop:
@@ -97,7 +107,7 @@ def loop_of(run: Run, seams: Sequence[Seam] = ()) -> Loop:
     )
 
 
-def build_parts(run: Run, name: AgentName, run_dir: RunDir, *, checkpoint: int | None = None) -> Parts:
+def build_parts(run: Run, name: AgentName, run_dir: RunDir, *, checkpoint: int | None = None, given: Given = NOTHING) -> Parts:
     """Everything that agent `name` works with, checked, and warmed up or as in the run's checkpoint of this name.
 
     Raises ConfigError when a part cannot be had or the checkpoint is of other data.
@@ -106,16 +116,24 @@ def build_parts(run: Run, name: AgentName, run_dir: RunDir, *, checkpoint: int |
     try:
         if checkpoint is not None:
             part = run_dir.checkpoints / read_checkpoint(run_dir.checkpoints, checkpoint).parts[name].path
-        return _build_parts(run, name, run_dir, part)
+        return _build_parts(run, name, run_dir, part, given)
     except (TaskError, RewardError, PolicyError, CheckpointError) as error:
         raise ConfigError(f"agents.{name}: {error}") from error
 
 
-def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None) -> Parts:
+def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None, given: Given) -> Parts:
     config = run.agents[name]
-    tasks = [load_task(task, seed=run.seed) for task in run.tasks]
-    rewards = Rewards(config.rewards, config.reward_weights, policy=name, on_error=config.reward_error)
-    policy = build_policy(config.policy, seed=run.seed, device=config.device, dtype=config.dtype, threads=config.threads)
+    tasks = [given.tasks.get(task.name) or load_task(task, seed=run.seed) for task in run.tasks]
+    functions = given.rewards.get(name, config.rewards)
+    rewards = Rewards(functions, config.reward_weights, policy=name, on_error=config.reward_error)
+    policy = build_policy(
+        config.policy,
+        seed=run.seed,
+        device=config.device,
+        dtype=config.dtype,
+        threads=config.threads,
+        loaded=given.models.get(name),
+    )
     sampler = build_sampler(config, policy, log=run_dir.log(f"{name}.vllm"))
     preflight(tasks, rewards, sampler)
     if part is not None:
@@ -151,6 +169,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None) 
         sink=JsonlSink(run_dir.path),
         checkpoints=run_dir.checkpoints / name,
         dumps=run_dir.dumps,
+        callback=given.callback,
         resume=state,
         on_saved=partial(join, run_dir.checkpoints, run),
     )

@@ -23,6 +23,8 @@ from agents.policies.tiny import build_tiny
 from agents.policies.tokenizer import PolicyTokenizer
 from tokenalign.table import TokenKind
 
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
 HOLE_LOGIT = -1e4
 """Logit of ids that the vocabulary lacks: probability 0 in every dtype, yet finite, so that entropies stay numbers."""
 
@@ -86,16 +88,19 @@ def attention_limit(model: PreTrainedModel) -> float:
     return min((limit for limit in limits if limit is not None), default=float("inf"))
 
 
-def build_policy(config: PolicyConfig, *, seed: int, device: str, dtype: str, threads: int) -> Policy:
+def build_policy(
+    config: PolicyConfig, *, seed: int, device: str, dtype: str, threads: int, loaded: Loaded | None = None
+) -> Policy:
     """Build or load the policy that the settings describe.
 
     seed: draws a tiny policy's weights, or an adapter's. device: "auto" takes CUDA where there is one, else the CPU.
-    dtype: as torch names it. threads: of torch, for the whole process. Raises PolicyError when it cannot be had.
+    dtype: as torch names it. threads: of torch, for the whole process. loaded: in the place of what an HFPolicy's `path` names;
+    it is made the policy as it is, in place. Raises PolicyError when it cannot be had.
     """
     torch.set_num_threads(threads)
     where = _usable_device(device)
     try:
-        return _build(config, seed, where, getattr(torch, dtype))
+        return _build(config, seed, where, getattr(torch, dtype), loaded)
     except PolicyError:
         raise
     except Exception as error:  # a model's files, template and code are foreign: anything may come
@@ -116,13 +121,13 @@ def _usable_device(name: str) -> torch.device:
     return device
 
 
-def _build(config: PolicyConfig, seed: int, where: torch.device, torch_dtype: torch.dtype) -> Policy:
+def _build(config: PolicyConfig, seed: int, where: torch.device, torch_dtype: torch.dtype, loaded: Loaded | None) -> Policy:
     hf_tokenizer: PreTrainedTokenizerBase
     if isinstance(config, TinyPolicy):
         model, hf_tokenizer = build_tiny(config, seed=seed, dtype=torch_dtype)
         prompt_format, max_context = "auto", config.max_context
     else:
-        model, hf_tokenizer = _load(config, torch_dtype)
+        model, hf_tokenizer = _load(config, torch_dtype) if loaded is None else _adopt(loaded, torch_dtype)
         if config.lora is not None:
             add_adapter(model, config.lora, seed=seed)
         prompt_format, max_context = config.prompt_format, _max_context(config, model)
@@ -161,6 +166,16 @@ def _load(config: HFPolicy, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTra
         reentrant = {"use_reentrant": False}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)  # type: ignore[no-untyped-call]
     return model, tokenizer
+
+
+def _adopt(loaded: Loaded, dtype: torch.dtype) -> Loaded:
+    model, tokenizer = loaded
+    _disable_dropout(model.config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.requires_grad_(True)
+    return model.to(dtype=dtype), tokenizer  # type: ignore[call-arg]
 
 
 def _disable_dropout(config: PretrainedConfig) -> None:

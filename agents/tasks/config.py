@@ -10,7 +10,7 @@ from agents.bounds import MANY, check_range
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """name: unique in the run. heldout: how many prompts are kept for evaluation, never trained on.
+    """name: unique in the run. heldout: how many prompts are kept for evaluation, never trained on; 0: no evaluation.
 
     template: the prompt, with `{x}` in the place of the problem; None takes the kind's own.
     """
@@ -20,7 +20,7 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     template: str | None = None
 
     def __post_init__(self) -> None:
-        check_range(self, "heldout", ge=1)
+        check_range(self, "heldout", ge=0)
         if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
             raise ValueError(f"`name` must be letters, digits, '-' and '_', got name={self.name!r}")
         if self.template is not None and "{x}" not in self.template:

@@ -34,11 +34,15 @@ Reader = Callable[[Data], Iterator[tuple[str, object]]]
 
 def read_data(config: Data) -> list[Row]:
     """The first `limit` rows, in file order. Raises TaskError that names the file and the line (or row) at fault."""
-    named_rows = islice(_reader(config)(config), config.limit)
-    rows = [_row(raw, where, config) for where, raw in named_rows]
+    rows = [_row(raw, where, config) for where, raw in islice(_reader(config)(config), config.limit)]
     if not rows:
         raise TaskError(f"task {config.name!r}: no rows in path={config.path!r} (split={config.split!r})")
     return rows
+
+
+def take_rows(raws: Iterable[object], config: Data) -> list[Row]:
+    """Rows that are at hand (mappings of columns), in their order; `path` names them in errors. TaskError as `read_data`."""
+    return [_row(raw, where, config) for where, raw in islice(_numbered(raws, config.path), config.limit)]
 
 
 def _reader(config: Data) -> Reader:
