@@ -9,6 +9,12 @@ return the log-probs of what they drew; both are warmed up on the same shapes, t
 * hf_vs_generate_short: the same, 8 prompts of 40 tokens × 4 × 32.
 * tiny_vs_generate_ARCH: the two tiny architectures, 32 prompts × 6 completions × at most 8 tokens, which end as they do in
   training.
+
+Where there is an interpreter with vLLM (--vllm, `make venv-vllm`), on the same model and with one thread too:
+
+* vllm_vs_hf: VLLMSampler against HFSampler, 8 prompts of 200 tokens × 8 completions × 16 new tokens.
+* vllm_sync: milliseconds for taking over all weights.
+* logprob_gap_vllm: greatest difference between a sampled token's log-prob and the policy's own, in nats.
 """
 
 from __future__ import annotations
@@ -23,23 +29,29 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import GenerationConfig
 
 from agents.config import HFPolicy, Sampling, TinyPolicy, WarmStart
 from agents.policies.policy import Policy, build_policy
+from agents.samplers.config import VLLM
 from agents.samplers.hf import HFSampler
+from agents.samplers.sampler import Sampler
+from agents.samplers.vllm import VLLMSampler
 from agents.tasks.config import Reverse, Sort
 from agents.tasks.load import load_task
 from agents.tasks.schedule import draw
 from agents.testing import make_prompt
-from agents.types import Prompt
+from agents.types import Completion, Prompt
 from agents.warm_start import warm_start
 from benchmarks.exchange import Line
 from exchange.types import Version
@@ -93,16 +105,18 @@ def generate(work: Work, step: int) -> int:
     return int((ended.cumsum(dim=-1) - ended.long() == 0).sum())
 
 
-def sample(work: Work, sampler: HFSampler, step: int) -> int:
+def sample(work: Work, sampler: Sampler, step: int) -> int:
     """Through the sampler; returns how many tokens it drew."""
     groups = sampler.sample(work.prompts, num_generations=work.generations, step=step, version=Version(0, 0), seed=0)
     return sum(len(each.ids) for group in groups for each in group.completions)
 
 
-def compared(name: str, work: Work, runs: int, *, wanted: str = "") -> Line:
+Side = Callable[[int], int]
+"""Does one step's work; returns how many tokens it drew."""
+
+
+def compared(name: str, sides: tuple[Side, Side], runs: int, *, wanted: str = "") -> Line:
     """Tokens per second of both sides, which take turns."""
-    sampler = HFSampler(work.policy, Sampling(max_completion_length=work.tokens))
-    sides: tuple[Callable[[int], int], ...] = (lambda step: sample(work, sampler, step), lambda step: generate(work, step))
     speeds: list[list[float]] = [[], []]
     for step in range(runs + 1):
         for side, found in zip(sides, speeds, strict=True):
@@ -124,6 +138,48 @@ def compared(name: str, work: Work, runs: int, *, wanted: str = "") -> Line:
     )
 
 
+def against_generate(work: Work) -> tuple[Side, Side]:
+    """HFSampler and transformers' `generate`."""
+    sampler = HFSampler(work.policy, Sampling(max_completion_length=work.tokens))
+    return lambda step: sample(work, sampler, step), lambda step: generate(work, step)
+
+
+def with_vllm(model: str, python: str, runs: int) -> Iterator[Line]:
+    """Lines of the vLLM sampler."""
+    policy = build_policy(HFPolicy(path=model), seed=0, device="cpu", dtype="float32", threads=1)
+    policy.tokenizer.eos_ids = frozenset()
+    prompts = [make_prompt(str(number), text=text_of(policy, 200, number)) for number in range(8)]
+    work = Work(policy=policy, prompts=prompts, generations=8, tokens=16, ends=False)
+    sampling = Sampling(max_completion_length=work.tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = VLLMSampler(
+            policy, sampling, VLLM(python=python, enforce_eager=True), threads=1, log=Path(folder) / "vllm.log"
+        )
+        try:
+            engine.preflight(prompts)
+            syncs = [1e3 * engine.update(Version(0, 0))["perf/weight_sync_s"] for _ in range(runs + 1)]
+            hf = HFSampler(policy, sampling)
+            yield compared("vllm_vs_hf", (lambda step: sample(work, engine, step), lambda step: sample(work, hf, step)), runs)
+            groups = engine.sample(prompts, num_generations=2, step=0, version=Version(0, 0), seed=0)
+        finally:
+            engine.close()
+    found = max(gap(policy, group.prompt_ids, each) for group in groups for each in group.completions)
+    for name, value, unit, wanted in (
+        ("vllm_sync", statistics.median(syncs[1:]), "ms", ""),
+        ("logprob_gap_vllm", found, "nats", "value <= 0.001"),
+    ):
+        yield Line(name=name, value=value, reference=value, ratio=1.0, wanted=wanted, unit=unit, runs=runs, ratios=(1.0,))
+
+
+@torch.inference_mode()
+def gap(policy: Policy, prompt_ids: npt.NDArray[np.int32], completion: Completion) -> float:
+    """Greatest difference in log-prob between a completion's tokens and one forward pass over them."""
+    ids = torch.from_numpy(np.concatenate([prompt_ids, completion.ids]).astype(np.int64))
+    logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, len(prompt_ids) - 1 : -1].float()
+    own = torch.log_softmax(logits, dim=-1)[range(len(completion.ids)), completion.ids]
+    return float(np.abs(own.numpy() - completion.logprobs).max())
+
+
 def text_of(policy: Policy, tokens: int, number: int) -> str:
     """A text that renders to at least so many tokens, template included, and hardly more."""
     words = [f"{number}:"]
@@ -139,7 +195,7 @@ def real(model: str, runs: int) -> Iterator[Line]:
     for name, tokens, generations, new in (("hf_vs_generate", 200, 8, 16), ("hf_vs_generate_short", 40, 4, 32)):
         prompts = [make_prompt(str(number), text=text_of(policy, tokens, number)) for number in range(8)]
         work = Work(policy=policy, prompts=prompts, generations=generations, tokens=new, ends=False)
-        yield compared(name, work, runs, wanted=">= 2" if name == "hf_vs_generate" else "")
+        yield compared(name, against_generate(work), runs, wanted=">= 2" if name == "hf_vs_generate" else "")
 
 
 def tiny(runs: int) -> Iterator[Line]:
@@ -151,7 +207,7 @@ def tiny(runs: int) -> Iterator[Line]:
         # A few supervised steps give completions the lengths that training meets.
         warm_start(policy, WarmStart(steps=40, mix={"reverse": 0.5, "sort": 0.5}), tasks, seed=0)
         work = Work(policy=policy, prompts=prompts, generations=6, tokens=8, ends=True)
-        yield compared(f"tiny_vs_generate_{arch}", work, runs)
+        yield compared(f"tiny_vs_generate_{arch}", against_generate(work), runs)
 
 
 def main() -> None:
@@ -160,10 +216,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model", default=os.environ.get("MUTUALRL_SMOLLM2", "models/smollm2"), help="directory")
+    parser.add_argument("--vllm", default=".venv-vllm/bin/python", help="an interpreter with vLLM; without, no such lines")
     options = parser.parse_args()
-    for lines in (tiny(options.runs), real(options.model, options.runs)):
+    every = [tiny(options.runs), real(options.model, options.runs)]
+    if Path(options.vllm).exists():
+        every.append(with_vllm(options.model, options.vllm, options.runs))
+    for lines in every:
         for line in lines:
-            told = f"{line.name:<26}{line.value:10.4g} {line.unit:<10} generate {line.reference:10.4g}   ratio {line.ratio:.2f}"
+            told = f"{line.name:<26}{line.value:10.4g} {line.unit:<10} against {line.reference:10.4g}   ratio {line.ratio:.2f}"
             print(json.dumps(asdict(line)) if options.json else f"{told}   wanted: {line.wanted}", flush=True)
 
 
