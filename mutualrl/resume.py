@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from agents.errors import CheckpointError
 from agents.parts import AGENT_FILE
@@ -19,13 +21,16 @@ from exchange.log import RecordLog
 from exchange.types import START, AgentName, Cursor
 from mutualrl.checkpoints import Checkpoint, differences, forget_rest, newest_whole, plain
 from mutualrl.config import Run
-from mutualrl.errors import ConfigError
+from mutualrl.errors import ConfigError, RunDirError
 from mutualrl.load import parse_override
 from mutualrl.manifest import Manifest, installed_versions, write_atomically
 from mutualrl.rundir import RunDir
 
 FREE = ("steps",)
 """What a resumed run may have otherwise than before."""
+
+LEAVE_S = 60.0
+"""How long processes of the run's former life may take to leave."""
 
 
 class _Lines(msgspec.Struct):
@@ -36,6 +41,28 @@ class _Lines(msgspec.Struct):
 
 class _Line(msgspec.Struct):
     agent: str
+
+
+def wait_for_former(run_dir: RunDir, *, patience_s: float = LEAVE_S) -> None:
+    """Wait until the processes of the run's former life have left, which may outlive a killed `up` by the save of a step.
+
+    Raises RunDirError, naming them, when they do not.
+    """
+    former = [process for role in run_dir.read_manifest().roles if (process := _process(role.pid, run_dir.path))]
+    _, left = psutil.wait_procs(former, timeout=patience_s)
+    if left:
+        pids = ", ".join(str(process.pid) for process in left)
+        raise RunDirError(f"processes of the run in {run_dir.path} are still there, pid {pids}: wait for them, or end them")
+
+
+def _process(pid: int, path: Path) -> psutil.Process | None:
+    """The process of this number if it was started for this run."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        home = Path(process.cwd())
+        if any((home / argument).resolve() == path.resolve() for argument in process.cmdline()):
+            return process
+    return None
 
 
 def take_up(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Run, Manifest, list[str]]:

@@ -26,7 +26,7 @@ from mutualrl.load import load_run
 from mutualrl.manifest import Manifest, installed_versions, now
 from mutualrl.plan import show_plan
 from mutualrl.progress import AgentProgress, MetricsTail
-from mutualrl.resume import take_up
+from mutualrl.resume import take_up, wait_for_former
 from mutualrl.rundir import RunDir, fresh_path, new_run_dir, old_run_dir
 from mutualrl.supervise import Outcome, Supervisor, role_command
 from mutualrl.traffic import observe
@@ -97,6 +97,7 @@ def run_resume(
     _find_rewards_here()
     _need_torch()
     with old_run_dir(path) as run_dir, _children_reaped():
+        wait_for_former(run_dir)
         run, manifest, warnings = take_up(run_dir, overrides)
         outcome = asyncio.run(_run(run, run_dir, manifest, console, warnings + validate(run), command))
         _close(run, outcome, run_dir, console)

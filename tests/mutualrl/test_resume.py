@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,9 +30,9 @@ from exchange.types import AgentName
 from mutualrl.checkpoints import join, manifest_path, newest_whole, steps_saved
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError, RunDirError
-from mutualrl.manifest import Manifest, now
+from mutualrl.manifest import Manifest, Role, now
 from mutualrl.replay import run_replay
-from mutualrl.resume import take_up
+from mutualrl.resume import take_up, wait_for_former
 from mutualrl.rundir import RunDir
 from mutualrl.topology import hub_edges, teachers
 from mutualrl.wiring import build_parts, loop_of
@@ -290,3 +292,15 @@ async def test_numbers_that_end_a_run_are_dumped_with_their_rows(tmp_path: Path,
     assert dump.rows and not dump.metrics
     (part,) = (run_dir.checkpoints / "alpha").iterdir()
     assert load_state(part).agent.step == dump.step - 1, "the weights are those of the last whole step"
+
+
+def test_processes_of_the_former_life_are_waited_for_and_strangers_are_not(tmp_path: Path) -> None:
+    run_dir = new_run(tmp_path / "run", make_run({"rule": "isolated"}, {"rule": "isolated"}))
+    for arguments, expected in (([str(run_dir.path)], True), (["elsewhere"], False)):
+        with subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE) as process:
+            manifest = run_dir.read_manifest()
+            run_dir.write_manifest(msgspec.structs.replace(manifest, roles=(Role(name="alpha", pid=process.pid),)))
+            with pytest.raises(RunDirError, match=f"pid {process.pid}") if expected else nullcontext():
+                wait_for_former(run_dir, patience_s=0.05)
+            process.communicate(b"\n")
+        wait_for_former(run_dir)
