@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--completions", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     setting: dict[str, object] = {
         "model": options.model,

@@ -17,6 +17,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from agents.policies.policy import Policy, attention_limit
+from agents.samplers.roomy import make_room
 from agents.samplers.sampler import Decoded
 
 Choose = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
@@ -126,6 +127,7 @@ def _prefill(
     ).logits[:, -1]
     if num_generations > 1:
         cache.batch_repeat_interleave(num_generations)
+    make_room(cache, max_tokens)
     return (
         logits_PV.repeat_interleave(num_generations, dim=0),
         cache,
