@@ -42,7 +42,7 @@ def mean(rewards: npt.NDArray[np.floating]) -> float:
 
 def scaled(differences: Advantages, std: float, objective: Objective, batch_std: float) -> Advantages:
     """Divide reward differences as `scale_rewards` says: by the group's std, by the batch's, or not at all."""
-    match objective.scale_rewards:
+    match objective.scaling:
         case "group":
             return differences / (std + EPSILON)
         case "batch":

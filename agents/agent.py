@@ -2,11 +2,15 @@
 
 Who waits for whom, in one step:
 
-    schedule ─> sample ─> reward ─> publish ─> gather ─> share ─> learn ─> sync ─> tell
-                  │         │          │          │                 │       │
-               torch     reward    hub's ack   hub's answer;      torch thread;
-               thread;   thread    (credit)    a peer only in     the sampler's
-               sampler                         lockstep           process, if any
+    schedule ─> sample ─> take ─> reward ─> publish ─> gather ─> share ─> learn ─> sync ─> tell
+                  │                 │          │          │                 │       │
+               torch             reward    hub's ack   hub's answer;      torch     as
+               thread, or the    thread    (credit)    a peer only in     thread    sample
+               sampler's                               lockstep
+
+With `max_staleness` > 0 what stands left of `take` runs that many batches ahead of the rest (agents/ahead.py): while a step
+waits for rewards, hub and peers, the torch thread samples the next ones; a sampler in a process of its own samples also while
+the step learns.
 
 The event loop itself never computes: torch runs on one thread of its own, rewards on another or in processes of their own,
 so that heartbeats go out whatever a step does. Before its first step an agent waits for its teachers to be there, with a
@@ -28,9 +32,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from agents.ahead import Ahead, Batch
 from agents.callbacks import Callback
 from agents.checkpoint import Resumable, point_at, save_part
 from agents.config import AgentConfig
+from agents.drawing import Drawing
 from agents.dump import StepDump, write_dump
 from agents.errors import NonFiniteError
 from agents.evaluate import TaskScore, evaluate
@@ -38,11 +44,12 @@ from agents.journal import Journal
 from agents.learner import Learner
 from agents.loop import Loop
 from agents.metrics import completion_lines, group_metrics, row_metrics
-from agents.peers import Gathered, PeerFeed, next_step
+from agents.peers import Gathered, PeerFeed
 from agents.policies.policy import Policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
+from agents.samplers.config import InProcess
 from agents.samplers.sampler import Sampler
 from agents.sharing.config import SGT
 from agents.sharing.rule import Shared, SharingRule
@@ -50,7 +57,6 @@ from agents.sink import JsonlSink
 from agents.state import AgentState, pack_waiting, unpack_waiting
 from agents.stopping import pause, unless_stopped
 from agents.tasks.load import TaskData
-from agents.tasks.schedule import draw
 from agents.trial import CoinTrial
 from agents.types import Group, Prompt
 from exchange.client import Client
@@ -107,8 +113,8 @@ class Agent:
         self._loop = loop
         self._parts = parts
         self._client = client
-        self._train = [prompt for task in parts.tasks for prompt in task.train]
-        prompts = {prompt.id: prompt for prompt in self._train}
+        train = [prompt for task in parts.tasks for prompt in task.train]
+        prompts = {prompt.id: prompt for prompt in train}
         self._feed = PeerFeed(
             client,
             parts.rule,
@@ -120,20 +126,28 @@ class Agent:
         )
         self._journal = Journal(name, parts.sink, skills=config.skills, started_at_s=started_at_s, callback=parts.callback)
         self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        # What is asked of the sampler is answered in order, so that every batch is of one version's weights.
+        in_process = isinstance(config.sampler, InProcess)
+        self._sampling = self._torch if in_process else ThreadPoolExecutor(1, thread_name_prefix="sampler")
         # Agents of one run must not share their random numbers, or equal policies would sample alike.
         self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
         self._trial = CoinTrial() if isinstance(config.sharing, SGT) and config.sharing.coin else None
         self._data = {task.name: task.fingerprint for task in parts.tasks}
-        self._met: set[int] = set()
+        self._drawing = Drawing(train, self._feed, seed=loop.seed, schedule=loop.schedule, count=config.prompts_per_step)
         self._made = 0
         self._evaluated = -1
         if parts.resume is not None:
             self._restore(parts.resume, prompts)
         self._version = Version(client.epoch, self._made)
+        self._sampled_by = self._version
         self._state = self._note()
+        self._ahead = Ahead(
+            self._drawing.next, self._sample, max_staleness=config.max_staleness, staleness=config.staleness, first=self._made
+        )
 
     def _restore(self, state: AgentState, prompts: Mapping[PromptId, Prompt]) -> None:
-        self._made, self._evaluated, self._met = state.step, state.evaluated, set(state.met)
+        self._made, self._evaluated = state.step, state.evaluated
+        self._drawing.restore(state.met)
         self._feed.restore(state.feed)
         self._parts.rule.recall(state.rule, unpack_waiting(state.waiting, prompts))
         self._journal.resume(state.lines, wall_s=state.wall_s)
@@ -146,7 +160,7 @@ class Agent:
             step=self._made,
             evaluated=self._evaluated,
             wall_s=self._journal.wall_s,
-            met=sorted(self._met),
+            met=sorted(self._drawing.met),
             lines=self._journal.lines(),
             data=self._data,
             waiting=pack_waiting(self._parts.rule.waiting),
@@ -183,10 +197,12 @@ class Agent:
             self._parts.callback.on_train_end(self._name, self._made)
             return finished
         finally:
+            await self._ahead.close()
             if not saved and self._made:
                 await self._checkpoint()
             await asyncio.to_thread(self._parts.sampler.close)
             self._torch.shutdown(wait=False, cancel_futures=True)
+            self._sampling.shutdown(wait=False, cancel_futures=True)
             self._parts.rewards.close()
 
     async def _join(self) -> None:
@@ -201,30 +217,42 @@ class Agent:
         return await asyncio.get_running_loop().run_in_executor(self._torch, work)
 
     async def _sync(self) -> Mapping[str, float]:
-        """Let the sampler draw from the weights as they are now."""
-        return await self._on_torch_thread(lambda: self._parts.sampler.update(self._version))
+        """Let the sampler draw from the weights as they are now, behind what it was asked before."""
+
+        def sync() -> Mapping[str, float]:
+            metrics = self._parts.sampler.update(version)
+            self._sampled_by = version
+            return metrics
+
+        version = self._version
+        return await asyncio.get_running_loop().run_in_executor(self._sampling, sync)
 
     async def _step(self, step: int, stop: asyncio.Event) -> bool:
         """One step; False when told to stop before it had learned."""
         started = time.perf_counter()
-        prompts = await self._draw()
-        groups = await self._sample(prompts, step)
+        # What waits for samples, for others or for rewards is given up at once when the run is told to stop; the step is
+        # then void.
+        taken = await unless_stopped(stop, self._ahead.take(self._version))
+        if taken is None:
+            return False
+        batch, ages = taken
+        self._drawing.use(batch.draw)
         sampled = time.perf_counter()
-        # What waits for others or for rewards is given up at once when the run is told to stop; the step is then void.
-        met = await unless_stopped(stop, self._meet_peers(step, groups))
+        met = await unless_stopped(stop, self._meet_peers(step, batch))
         if met is None:
             return False
         groups, gathered, shared = met
         if stop.is_set():
             return False
         waited = time.perf_counter() - sampled
-        learned = await self._on_torch_thread(lambda: self._learn(step, shared, len(prompts)))
+        learned = await self._on_torch_thread(lambda: self._learn(step, shared, len(groups)))
         self._made = step + 1
         self._version = Version(self._version.epoch, self._made)
         synced = await self._sync()
         await pause(stop, self._config.min_step_s - (time.perf_counter() - started))
         metrics = {
             **group_metrics(groups),
+            **ages,
             **gathered.metrics,
             **shared.counters,
             **learned,
@@ -269,39 +297,21 @@ class Agent:
         if save_steps and self._made and self._made % save_steps == 0:
             await self._checkpoint()
 
-    async def _meet_peers(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], Gathered, Shared]:
+    async def _meet_peers(self, step: int, batch: Batch) -> tuple[list[Group], Gathered, Shared]:
         """Judge the groups, publish them, gather what peers know, and turn both into training rows."""
-        scored = await self._score(groups)
-        await self._publish(scored, step)
+        scored = await self._score(batch.groups)
+        await self._publish(scored, batch.number)
         gathered = await self._feed.gather(step, [group.prompt.id for group in scored], self._parts.rule.wants(scored))
         rng = np.random.default_rng([self._seed, step])
         self._parts.receiver.check_sampled(scored, np.random.default_rng([self._seed, step, 1]))
         shared = await self._parts.rule.share(scored, gathered.experience, step=step, steps=self._loop.steps, rng=rng)
         return scored, gathered, shared
 
-    async def _draw(self) -> list[Prompt]:
-        count = self._config.prompts_per_step
-        chosen: list[Prompt] = []
-        if self._loop.schedule == "follow":
-            await self._feed.refresh()
-            chosen = self._feed.follow(self._met, count)
-        if len(chosen) == count:
-            return chosen
-        have = {prompt.id for prompt in chosen}
-        own = next_step(self._met)
-        self._met.add(own)
-        drawn = draw(self._train, seed=self._loop.seed, step=own, count=count)
-        return (chosen + [prompt for prompt in drawn if prompt.id not in have])[:count]
-
-    async def _sample(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
-        return await self._on_torch_thread(
-            lambda: self._parts.sampler.sample(
-                prompts,
-                num_generations=self._config.num_generations,
-                step=step,
-                version=self._version,
-                seed=self._seed,
-            )
+    async def _sample(self, prompts: Sequence[Prompt], number: int) -> list[Group]:
+        sample, count, seed = self._parts.sampler.sample, self._config.num_generations, self._seed
+        return await asyncio.get_running_loop().run_in_executor(
+            self._sampling,
+            lambda: sample(prompts, num_generations=count, step=number, version=self._sampled_by, seed=seed),
         )
 
     async def _score(self, groups: Sequence[Group]) -> list[Group]:
@@ -360,7 +370,7 @@ class Agent:
             self._parts.rewards,
             batch_size=self._loop.evaluation_batch_size,
             threshold=self._loop.success_threshold,
-            executor=self._torch,
+            executor=self._sampling,
         )
         return await unless_stopped(stop, evaluating)
 

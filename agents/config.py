@@ -84,6 +84,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps", "xpu" … threads: CPU threads of torch.
     skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
     min_step_s: a step takes at least this long; for studying unequal speeds.
+    max_staleness: how many versions older than the learner's the weights may be that sampled what it trains on; so many
+    batches are sampled ahead. staleness: which of them is trained on next, and what becomes of one that is too old
+    (agents/ahead.py).
     """
 
     policy: PolicyConfig
@@ -107,6 +110,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     threads: int = 1
     min_step_s: float = 0.0
+    max_staleness: int = 0
+    staleness: Literal["wait", "drop", "withhold"] = "wait"
 
     def __post_init__(self) -> None:
         check_range(self, "prompts_per_step", "micro_batch_size", ge=1, le=MANY)
@@ -115,6 +120,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check_range(self, "learning_rate", "max_grad_norm", gt=0)
         check_range(self, "weight_decay", ge=0)
         check_range(self, "min_step_s", ge=0, le=LONG_S)
+        check_range(self, "max_staleness", ge=0, le=1024)
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"`device` must be auto, cpu, mps, cuda or cuda:N (or xpu …), got device={self.device!r}")
         if isinstance(self.policy, HFPolicy) and self.policy.device_map is not None and self.device != "auto":

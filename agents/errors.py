@@ -45,3 +45,7 @@ class CheckpointError(AgentError, ValueError):
 
 class CallbackError(AgentError, RuntimeError):
     """A callback failed; the text names it."""
+
+
+class StalenessError(AgentError, RuntimeError):
+    """Samples are of weights too old to be trained on, or of weights that do not exist."""

@@ -30,7 +30,10 @@ OPTIMIZER, REFERENCE = "optimizer.", "reference."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """What the learner takes from an agent's config."""
+    """What the learner takes from an agent's config.
+
+    ref_model_sync_steps: after how many steps the reference moves towards the policy, None for never; not with an adapter.
+    """
 
     temperature: float
     pad_id: int
@@ -39,6 +42,8 @@ class LearnerSettings:
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
+    ref_model_sync_steps: int | None = None
+    ref_model_mixup_alpha: float = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +120,22 @@ class Learner:
         """Train on `rows` of a step of `prompts` prompts; returns metrics under TRL's names.
 
         Every stream must have a component that reads it. No row that a component reads (every group of equal rewards,
-        say): nothing is changed, and `skipped_steps` is 1. A
-        non-finite loss or gradient: the update is left out, counted as `non_finite`, and NonFiniteError ends the run after
-        MAX_NON_FINITE_STEPS in a row.
+        say): nothing is changed, and `skipped_steps` is 1. A non-finite loss or gradient: the update is left out, counted as
+        `non_finite`, and NonFiniteError ends the run after MAX_NON_FINITE_STEPS in a row.
         """
+        metrics = self._learn(rows, prompts)
+        every = self._settings.ref_model_sync_steps
+        if self._reference is not None and every and self.steps is not None and self.steps % every == 0:
+            self._sync(self._reference)
+        return metrics
+
+    @torch.no_grad()
+    def _sync(self, reference_model: torch.nn.Module) -> None:
+        """reference = alpha * policy + (1 - alpha) * reference (TR-DPO, arXiv 2404.09656), as in TRL."""
+        for reference, parameter in zip(reference_model.parameters(), self._model.parameters(), strict=True):
+            reference.lerp_(parameter, self._settings.ref_model_mixup_alpha)
+
+    def _learn(self, rows: Sequence[Row], prompts: int) -> dict[str, float]:
         started = time.perf_counter()
         done = (self.steps or 0) + 1
         by_stream = {stream: [row for row in rows if row.stream is stream] for stream in Stream}
@@ -202,6 +219,8 @@ class Learner:
                     for name, (value, count) in term.stats.items():
                         stats[name][0] += value
                         stats[name][1] += count
+                    for name, value in term.extremes.items():
+                        _take_extreme(stats, name, value)
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
         return total
@@ -213,7 +232,13 @@ def _compare_with_sampler(old: Tensor, batch: MicroBatch, stats: defaultdict[str
     if batch.sampled_logprobs is None:
         return
     difference = (old - batch.sampled_logprobs).abs()[batch.mask]
-    mean, worst = stats["sampling/sampling_logp_difference/mean"], stats["sampling/sampling_logp_difference/max"]
+    mean = stats["sampling/sampling_logp_difference/mean"]
     mean[0] += float(difference.sum())
     mean[1] += len(difference)
-    worst[:] = [max(worst[0], float(difference.max())), 1.0]
+    _take_extreme(stats, "sampling/sampling_logp_difference/max", float(difference.max()))
+
+
+def _take_extreme(stats: defaultdict[str, list[float]], name: str, value: float) -> None:
+    """Keep the least value of a metric named "…/min", the greatest of one named "…/max"."""
+    extreme = min if name.endswith("/min") else max
+    stats[name] = [extreme(stats[name][0], value) if name in stats else value, 1.0]

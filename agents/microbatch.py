@@ -23,6 +23,7 @@ class MicroBatch:
 
     span_ids [B, T]: index of each token's span in span_logprobs [S] over the whole microbatch, -1 outside; None when no
     row has spans. sampled_logprobs [B, T]: the sampler's, 0 where padded; None unless every row has them.
+    off_policy_mask [B, 1]: rows that other weights or another engine sampled.
     """
 
     rows: Sequence[Row]
@@ -36,6 +37,7 @@ class MicroBatch:
     span_ids: Tensor | None
     span_logprobs: Tensor | None
     sampled_logprobs: Tensor | None
+    off_policy_mask: Tensor
 
 
 def split(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
@@ -82,6 +84,7 @@ def collate(rows: Sequence[Row], *, pad_id: int, device: torch.device, dtype: to
         sampled_logprobs=None
         if any(row.sampled_logprobs is None for row in rows)
         else torch.from_numpy(sampled).to(device, dtype),
+        off_policy_mask=torch.tensor([[row.off_policy] for row in rows], dtype=torch.bool, device=device),
     )
 
 

@@ -157,7 +157,7 @@ class PeerFeed:
         metrics = {"peer/rows": float(len(lags))}
         known = [lag for lag in lags if lag is not None]
         if known:
-            metrics |= {"sample/staleness_mean": sum(known) / len(known), "sample/staleness_max": float(max(known))}
+            metrics |= {"peer/staleness_mean": sum(known) / len(known), "peer/staleness_max": float(max(known))}
         return Gathered(experience=experience, metrics=metrics)
 
     def follow(self, met: set[int], count: int) -> list[Prompt]:

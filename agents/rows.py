@@ -42,7 +42,8 @@ class Spans:
 class Row:
     """One completion to train on: prompt_ids [Tp], ids [T], and one advantage and weight for all of its tokens.
 
-    sampled_logprobs [T]: what the sampler said of the policy's own tokens; None for peers' rows.
+    sampled_logprobs [T]: what the sampler said of the policy's own tokens; None for peers' rows. off_policy: the sampler's
+    weights were older than the learner's, or its engine is another, so that the two log-probs differ.
     """
 
     stream: Stream
@@ -52,13 +53,14 @@ class Row:
     weight: float = 1.0
     spans: Spans | None = None
     sampled_logprobs: npt.NDArray[np.float32] | None = None
+    off_policy: bool = False
 
 
 def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objective: Objective) -> list[Row]:
     """The own stream: one row per completion that has a reward.
 
     With `mask_truncated_completions` a completion that hit the length limit is no row at all (its reward still shaped the
-    baseline), so that no loss denominator counts it.
+    baseline), so that no loss denominator counts it; neither is any completion of a withheld group.
     """
     return [
         Row(
@@ -67,8 +69,10 @@ def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objectiv
             ids=completion.ids,
             advantage=float(advantage),
             sampled_logprobs=completion.logprobs,
+            off_policy=group.off_policy,
         )
         for group, group_advantages in zip(groups, advantages, strict=True)
+        if not group.withheld
         for completion, advantage in zip(group.completions, group_advantages, strict=True)
         if not np.isnan(advantage) and (completion.finished or not objective.mask_truncated_completions)
     ]

@@ -64,7 +64,8 @@ class Group:
     """All completions of one prompt in one step. prompt_ids [Tp]: the policy's own rendering of the prompt.
 
     rewards [G]: float32, NaN where every reward function abstained; None before scoring. by_function: each function's own
-    verdicts [G], unweighted.
+    verdicts [G], unweighted. off_policy: sampled by older weights than those that will learn from it, or by another engine
+    than the learner's. withheld: not to be trained on; its rewards count wherever a group's do.
     """
 
     prompt: Prompt
@@ -74,6 +75,8 @@ class Group:
     version: Version
     rewards: npt.NDArray[np.float32] | None = None
     by_function: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    off_policy: bool = False
+    withheld: bool = False
 
     def scored(
         self, rewards: npt.NDArray[np.float32], by_function: Mapping[str, npt.NDArray[np.float32]] | None = None

@@ -72,7 +72,7 @@ class AgentProgress:
         self.step = int(values.get("step", self.step))
         self.rescues += int(values.get("rescues", 0))
         self.tokens_per_s = values.get("tokens_per_s", self.tokens_per_s)
-        self.staleness = values.get("sample/staleness_mean", self.staleness)
+        self.staleness = values.get("peer/staleness_mean", self.staleness)
         if (step_time_s := values.get("step_time")) is not None:
             self.step_time_s = step_time_s if self.step_time_s is None else 0.9 * self.step_time_s + 0.1 * step_time_s
         met_peers = self._meet(values)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from agents.errors import RewardError, TaskError
+from agents.policies.config import HFPolicy
 from agents.rewards.config import SandboxedReward
 from agents.rewards.functions import BUILT_IN
 from agents.rewards.rewards import find_signature
@@ -78,6 +79,16 @@ def _check_agents(run: Run, available: int | None, given: Given) -> Iterator[str
             yield (
                 f"agents.{name}.sampler.python: no such file, got python={agent.sampler.python!r}; name an interpreter that "
                 "has vLLM (`make venv-vllm` builds .venv-vllm)"
+            )
+        if run.mode == "lockstep" and agent.max_staleness and agent.staleness != "wait":
+            yield (
+                f"agents.{name}.staleness: in lockstep, whose numbers do not depend on timing, batches are taken in order, got "
+                f'staleness={agent.staleness!r}; set "wait", or mode = "async"'
+            )
+        if agent.objective.sync_ref_model and isinstance(agent.policy, HFPolicy) and agent.policy.lora is not None:
+            yield (
+                f"agents.{name}.objective.sync_ref_model: with lora the reference is the base, which does not move; "
+                "drop one of the two"
             )
         names: dict[str, str] = {}
         for reward in given.rewards.get(name, agent.rewards):

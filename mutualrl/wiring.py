@@ -229,6 +229,8 @@ def build_learner(config: AgentConfig, policy: Policy) -> Learner:
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
+            ref_model_sync_steps=config.objective.ref_model_sync_steps if config.objective.sync_ref_model else None,
+            ref_model_mixup_alpha=config.objective.ref_model_mixup_alpha,
         ),
     )
 

@@ -30,10 +30,14 @@ class LogProbs:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A component's share of one microbatch: loss numerator, and (sum, count) by metric name."""
+    """A component's share of one microbatch: loss numerator, and (sum, count) by metric name.
+
+    extremes: metrics of which the step's least (the name ends in "/min") or greatest ("/max") is logged.
+    """
 
     numerator: Tensor
     stats: dict[str, tuple[float, float]] = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
 
 
 class Component(Protocol):

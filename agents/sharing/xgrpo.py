@@ -50,7 +50,7 @@ def shared_baseline_advantages(
     baseline = mean(union) if config.peer_share is None else (1 - share) * mean(own) + share * mean(peers)
     std = spread(union) if config.std == "union" else spread(own)
     differences = own.astype(np.float64) - baseline
-    if spread(union) == 0.0 or (std == 0.0 and objective.scale_rewards == "group"):
+    if spread(union) == 0.0 or (std == 0.0 and objective.scaling == "group"):
         differences = differences * 0.0
     return scaled(differences, std, objective, batch_std)
 

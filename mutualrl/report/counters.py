@@ -48,7 +48,7 @@ _COUNTERS: tuple[tuple[str, str, Reduce], ...] = (
     ("thl/text_bytes_changed", "bytes that the own normaliser rewrote", _sum),
     ("thl/text_bytes_lost", "bytes that the own vocabulary lacks", _sum),
     ("thl/noncanonical", "sampled tokens that the own encoder would cut otherwise, mean share", _share),
-    ("sample/staleness_mean", "lag of peer rows, mean versions", _mean),
+    ("peer/staleness_mean", "lag of peer rows, mean versions", _mean),
 )
 
 

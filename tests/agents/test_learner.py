@@ -35,6 +35,8 @@ def make_learner(
         learning_rate=learning_rate,
         weight_decay=0.0,
         max_grad_norm=1.0,
+        ref_model_sync_steps=objective.ref_model_sync_steps if objective.sync_ref_model else None,
+        ref_model_mixup_alpha=objective.ref_model_mixup_alpha,
     )
     return Learner(model, parts, settings)
 
@@ -103,13 +105,13 @@ def gradient_by_hand(rows: list[Row], loss_type: str, *, beta: float = 0.0, drif
     return gradient_VV
 
 
-LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo"]
+LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("sharing", [PRP(), SGT()])
 def test_eight_rows_are_two_by_four_are_eight_by_one(loss_type: str, sharing: SharingConfig) -> None:
-    objective = Objective(loss_type=loss_type, beta=0.1)  # type: ignore[arg-type]
+    objective = Objective(loss_type=loss_type, epsilon_high=5.0, beta=0.1)  # type: ignore[arg-type]
     more = [peer([1, 2], 0.9), peer([3], -0.4)] if isinstance(sharing, PRP) else [rescue([1, 2]), rescue([3])]
     whole = gradient_of([*EIGHT, *more], sharing, objective, micro_batch_size=16, drift=0.3)
     for size in (4, 1):
@@ -120,7 +122,7 @@ def test_eight_rows_are_two_by_four_are_eight_by_one(loss_type: str, sharing: Sh
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("size", [16, 3])
 def test_the_gradient_is_that_of_the_loss_by_hand(loss_type: str, size: int) -> None:
-    objective = Objective(loss_type=loss_type, beta=0.1)  # type: ignore[arg-type]
+    objective = Objective(loss_type=loss_type, epsilon_high=5.0, beta=0.1)  # type: ignore[arg-type]
     got = gradient_of(EIGHT, objective=objective, micro_batch_size=size, drift=0.3)
     np.testing.assert_allclose(got.numpy(), gradient_by_hand(EIGHT, loss_type, beta=0.1, drift=0.3), rtol=1e-6, atol=1e-12)
 
@@ -154,7 +156,7 @@ def test_nothing_to_learn_changes_nothing(rows: list[Row]) -> None:
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_with_a_kl_term_a_dead_group_still_has_the_kl_gradient_and_only_that(loss_type: str) -> None:
     dead = [own([1, 2], 0.0), own([3, 4, 1], 0.0)]
-    objective = Objective(loss_type=loss_type, beta=0.5)  # type: ignore[arg-type]
+    objective = Objective(loss_type=loss_type, epsilon_high=5.0, beta=0.5)  # type: ignore[arg-type]
     got = gradient_of(dead, objective=objective, drift=0.3)
     expected = gradient_by_hand(dead, loss_type, beta=0.5, drift=0.3)
     assert np.abs(expected).max() > 1e-3
@@ -240,3 +242,63 @@ def test_weights_stepped_in_portions_get_one_step_each(
         assert torch.equal(one, whole)
         start = torch.randn(6, generator=generator)
         assert float((one.float() - start).abs().max()) < 0.4, "three steps of 0.1 and no more"
+
+
+def test_the_reference_moves_towards_the_policy_every_so_many_steps() -> None:
+    model, start = BigramLM(5, seed=0), BigramLM(5, seed=0).table.detach()
+    objective = Objective(beta=0.1, sync_ref_model=True, ref_model_mixup_alpha=0.25, ref_model_sync_steps=2)
+    learner = make_learner(model, objective=objective)
+    kls = [learner.step(EIGHT, prompts=4)["kl"] for _ in range(2)]
+    assert kls[0] == 0.0 and kls[1] > 0.0
+    # A policy that is now what the reference should be has no KL to it.
+    expected = 0.25 * model.table.detach() + 0.75 * start
+    with torch.no_grad():
+        model.table.copy_(expected)
+    assert learner.step(EIGHT, prompts=4)["kl"] == pytest.approx(0.0, abs=1e-12)
+
+
+OLDER = BigramLM(5, seed=3)
+"""Weights that sampled some rows before the learner's came to be."""
+
+
+def stale(row: Row, sampler: BigramLM = OLDER) -> Row:
+    table = torch.log_softmax(sampler.table.detach(), dim=-1)
+    steps = zip([row.prompt_ids[-1], *row.ids[:-1]], row.ids, strict=True)
+    logprobs = np.array([float(table[before, token]) for before, token in steps], dtype=np.float32)
+    return replace(row, sampled_logprobs=logprobs, off_policy=True)
+
+
+def corrected_by_hand(rows: list[Row], limit: float) -> npt.NDArray[np.float64]:
+    """-min(pi / pi_older, C) A d log pi over all tokens of the rows that are stale, -A d log pi over the others'."""
+    now_VV, older_VV = (np.exp(each.table.detach().numpy()) for each in (BigramLM(5, seed=0), OLDER))
+    now_VV, older_VV = (table / table.sum(axis=1, keepdims=True) for table in (now_VV, older_VV))
+    gradient_VV = np.zeros((5, 5))
+    for row in rows:
+        for before, token in zip([row.prompt_ids[-1], *row.ids[:-1]], row.ids, strict=True):
+            weight = min(now_VV[before, token] / older_VV[before, token], limit) if row.off_policy else 1.0
+            gradient_VV[before] += -row.advantage * weight * (np.eye(5)[token] - now_VV[before])
+    return gradient_VV / sum(len(row.ids) for row in rows)
+
+
+@pytest.mark.parametrize("size", [16, 3])
+def test_rows_of_older_weights_are_weighted_by_a_truncated_ratio(size: int) -> None:
+    rows = [row if index % 2 else replace(row, off_policy=False) for index, row in enumerate(map(stale, EIGHT))]
+    got = gradient_of(rows, objective=Objective(importance_sampling_clip_max=1.1), micro_batch_size=size)
+    np.testing.assert_allclose(got.numpy(), corrected_by_hand(rows, 1.1), rtol=1e-6)
+    off = gradient_of(rows, objective=Objective(importance_sampling_correction=False), micro_batch_size=size)
+    np.testing.assert_allclose(off.numpy(), gradient_by_hand(rows, "dapo"), rtol=1e-6)
+
+
+def test_the_ratios_of_older_rows_are_logged_and_no_others() -> None:
+    rows = [stale(row) for row in EIGHT]
+    for size in (16, 1):
+        metrics = make_learner(BigramLM(5, seed=0), objective=Objective(), micro_batch_size=size).step(rows, prompts=4)
+        least, mean, most = (metrics[f"sampling/importance_sampling_ratio/{name}"] for name in ("min", "mean", "max"))
+        assert 0 < least < mean < most == pytest.approx(2.0)
+    fresh = make_learner(BigramLM(5, seed=0)).step([replace(row, off_policy=False) for row in rows], prompts=4)
+    assert not [name for name in fresh if name.startswith("sampling/importance")]
+
+
+def test_rows_of_the_very_weights_are_not_changed_by_the_correction() -> None:
+    rows = [stale(row, BigramLM(5, seed=0)) for row in EIGHT]
+    torch.testing.assert_close(gradient_of(rows), gradient_of(EIGHT), rtol=1e-6, atol=1e-9)

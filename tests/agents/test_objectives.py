@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -107,6 +108,42 @@ def test_grpo_by_hand(loss_type: str) -> None:
     }[loss_type]
     got = value_of(GRPOSurrogate(objective, 10), model, rows, old=old)
     assert got == pytest.approx(expected)
+
+
+def test_cispo_by_hand() -> None:
+    objective = Objective(loss_type="cispo", epsilon_high=1.1)
+    model, old = BigramLM(5, seed=0), BigramLM(5, seed=1)
+    loss_of(GRPOSurrogate(objective, 10), model, OWN[:2], old=old).backward()  # type: ignore[no-untyped-call]
+    expected = torch.zeros(5, 5, dtype=torch.float64)
+    now = torch.log_softmax(model.table.detach(), dim=-1).exp()
+    for each in OWN[:2]:
+        ids = each.ids.tolist()
+        ratios = np.exp(np.subtract(lone_logprobs(model, ids), lone_logprobs(old, ids)))
+        for before, token, ratio in zip([0, *ids[:-1]], ids, ratios, strict=True):
+            score = torch.eye(5, dtype=torch.float64)[token] - now[before]
+            expected[before] -= min(ratio, 1.1) * each.advantage * score / 4
+    assert model.table.grad is not None
+    torch.testing.assert_close(model.table.grad, expected)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"loss_type": "cispo"}, "epsilon_high"),
+        ({"sync_ref_model": True}, "beta > 0"),
+        ({"importance_sampling_clip_max": 0.5}, "importance_sampling_clip_max"),
+        ({"ref_model_mixup_alpha": 0.0}, "ref_model_mixup_alpha"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Objective(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "meant"), [(True, "group"), (False, "none"), ("batch", "batch")])
+def test_reward_scaling_may_be_a_bool_as_in_trl(given: bool, meant: str) -> None:
+    text = msgspec.json.encode({"scale_rewards": given})
+    assert msgspec.json.decode(text, type=Objective).scaling == meant
 
 
 def test_the_two_sided_clip_bounds_a_large_ratio_of_a_bad_row() -> None:

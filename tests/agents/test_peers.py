@@ -128,8 +128,8 @@ async def test_lag_is_reported_against_the_producers_newest_version(clients: tup
     await close_step(beta, 0, "p0", version=2)
     await close_step(beta, 1, "p1", version=5)
     gathered = await feed(alpha).gather(0, [PromptId("p0"), PromptId("p1")], [PromptId("p0"), PromptId("p1")])
-    assert gathered.metrics["sample/staleness_max"] == 3
-    assert gathered.metrics["sample/staleness_mean"] == 1.5
+    assert gathered.metrics["peer/staleness_max"] == 3
+    assert gathered.metrics["peer/staleness_mean"] == 1.5
 
 
 async def test_a_peer_that_tried_and_failed_is_a_hit_though_it_has_no_row(clients: tuple[Client, Client]) -> None:
@@ -153,7 +153,7 @@ async def test_lockstep_waits_for_the_step_and_looks_no_further(clients: tuple[C
     async with asyncio.timeout(10):
         gathered = await waiting
     assert steps_of(gathered.experience, "p0") == [1]
-    assert gathered.metrics["sample/staleness_max"] == 0
+    assert gathered.metrics["peer/staleness_max"] == 0
 
 
 async def test_lockstep_names_the_peer_that_does_not_come(clients: tuple[Client, Client]) -> None:

@@ -113,7 +113,7 @@ def metric_line(agent: str, step: int, peers: Sequence[str], rng: np.random.Gene
         "entropy": 0.4,
         "num_tokens": 800,
         "tokens_per_s": 2000.0,
-        "sample/staleness_mean": 0.4,
+        "peer/staleness_mean": 0.4,
     }
     for peer in peers:
         values |= {

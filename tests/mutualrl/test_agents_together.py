@@ -128,6 +128,36 @@ async def test_with_a_teacher_that_never_comes_every_rule_is_isolated_bit_for_bi
     assert_equal((await train(run, tmp_path, silent="beta"))["alpha"], isolated)
 
 
+def staled(run: Run, **settings: object) -> Run:
+    agents = {name: msgspec.structs.replace(agent, **settings) for name, agent in run.agents.items()}
+    return msgspec.structs.replace(run, agents=agents)
+
+
+async def test_lockstep_with_samples_ahead_gives_the_same_numbers_twice(tmp_path: Path) -> None:
+    run = staled(graded({"rule": "sgt", "lambda": 1.0}, agents=2), max_staleness=2)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first, second = await train(run, tmp_path / "first"), await train(run, tmp_path / "second")
+    for name in run.agents:
+        assert_equal(first[name], second[name])
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "first" / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [line for line in lines if "alpha/reward" in line]
+    assert [line["alpha/sample/staleness_max"] for line in steps] == [0, 1, 2, 2]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert all("alpha/sampling/importance_sampling_ratio/mean" in line for line in steps[1:])
+    assert all(line["alpha/peer/beta/hit_rate"] == 1.0 for line in steps if "alpha/peer/beta/hit_rate" in line)
+
+
+@pytest.mark.parametrize("staleness", ["drop", "withhold"])
+async def test_samples_ahead_are_trained_in_async_mode_too(staleness: str, tmp_path: Path) -> None:
+    run = staled(graded({"rule": "sgt"}, agents=2, mode="async"), max_staleness=1, staleness=staleness)
+    await train(run, tmp_path)
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [line for line in lines if "beta/reward" in line]
+    assert [line["beta/sample/staleness_max"] for line in steps] == [0, 1, 1, 1]
+    assert all(line.get("beta/grad_norm", 0.0) > 0 for line in steps)
+
+
 async def test_told_to_stop_an_agent_does_not_wait_for_teachers_at_the_start(tmp_path: Path) -> None:
     run = graded({"rule": "sgt"}, agents=2)
     stop = asyncio.Event()

@@ -148,7 +148,7 @@ def test_every_problem_is_reported_at_its_own_path(run_file: Path) -> None:
         "stepz: unknown key, got stepz=3; did you mean 'steps'?",
         "evaluation.every: must be >= 0 and <= 1000000000, got every=-1",
         "agents.alpha.learning_rte: unknown key, got learning_rte=1; did you mean 'learning_rate'?",
-        "agents.beta.objective.loss_type: must be one of grpo, dr_grpo, dapo, bnpo, got loss_type='gpro'",
+        "agents.beta.objective.loss_type: must be one of grpo, dr_grpo, dapo, bnpo, cispo, got loss_type='gpro'",
         "agents.beta.sampling.temperature: Expected float, got str, got temperature='hot'",
     ]
 

@@ -39,7 +39,16 @@ from mutualrl.wiring import build_parts, loop_of
 
 pytestmark = pytest.mark.slow
 
-TIMES = ("wall_s", "step_time", "sample_time", "exchange_time", "learn_time", "tokens_per_s")
+TIMES = (
+    "wall_s",
+    "step_time",
+    "sample_time",
+    "exchange_time",
+    "learn_time",
+    "tokens_per_s",
+    "time_in_queue_s",
+    "rollout_wait_s",
+)
 
 
 def make_run(*sharing: Mapping[str, object], steps: int = 6, **settings: object) -> Run:
