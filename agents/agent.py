@@ -26,34 +26,26 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from agents.ahead import Ahead, Batch
-from agents.callbacks import Callback
 from agents.checkpoint import Resumable, point_at, save_part
 from agents.config import AgentConfig
 from agents.drawing import Drawing
 from agents.dump import StepDump, write_dump
 from agents.errors import NonFiniteError
-from agents.evaluate import TaskScore, evaluate
+from agents.evaluate import Draws, TaskScore, evaluate
 from agents.journal import Journal
-from agents.learner import Learner
-from agents.loop import Loop
+from agents.loop import Loop, Parts
 from agents.metrics import completion_lines, group_metrics, row_metrics
 from agents.peers import Gathered, PeerFeed
-from agents.policies.policy import Policy
-from agents.publish import Producer
-from agents.receiver import PeerReceiver
-from agents.rewards.rewards import Rewards
 from agents.samplers.config import InProcess
-from agents.samplers.sampler import Sampler
 from agents.sharing.config import SGT
-from agents.sharing.rule import Shared, SharingRule
-from agents.sink import JsonlSink
+from agents.sharing.rule import Shared
 from agents.state import AgentState, pack_waiting, unpack_waiting
 from agents.stopping import pause, unless_stopped
 from agents.tasks.load import TaskData
@@ -68,30 +60,6 @@ logger = logging.getLogger("mutualrl.agent")
 
 FINAL = "final"
 """What the part of an agent that made all its steps is also called."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Everything that an agent works with, made by whoever knows the config.
-
-    resume: where to go on, with policy and learner in that state already. on_saved: told, on the torch thread, of every part
-    of a checkpoint that was saved, by the number of steps.
-    """
-
-    policy: Policy
-    sampler: Sampler
-    learner: Learner
-    rewards: Rewards
-    receiver: PeerReceiver
-    rule: SharingRule
-    producer: Producer
-    tasks: Sequence[TaskData]
-    sink: JsonlSink
-    checkpoints: Path
-    dumps: Path
-    callback: Callback = field(default_factory=Callback)
-    resume: AgentState | None = None
-    on_saved: Callable[[int], object] = lambda _step: None
 
 
 class Agent:
@@ -350,7 +318,8 @@ class Agent:
         )
 
     async def _evaluate(self, stop: asyncio.Event) -> None:
-        scores = await self._scores(self._parts.tasks, stop)
+        draws = self._loop.draws(self._name, step=self._made, version=self._sampled_by)
+        scores = await self._scores(self._parts.tasks, stop, draws)
         if scores is not None:
             self._journal.evaluation(self._made, scores)
             self._evaluated = self._made
@@ -362,8 +331,10 @@ class Agent:
         if scores is not None and self._trial is not None:
             self._journal.trial(self._made, self._trial.lines(scores))
 
-    async def _scores(self, tasks: Sequence[TaskData], stop: asyncio.Event) -> list[TaskScore] | None:
-        """Greedy accuracy on the tasks' held-out prompts; None when told to stop meanwhile."""
+    async def _scores(
+        self, tasks: Sequence[TaskData], stop: asyncio.Event, draws: Draws | None = None
+    ) -> list[TaskScore] | None:
+        """Results on the tasks' held-out prompts; None when told to stop meanwhile."""
         evaluating = evaluate(
             self._parts.sampler,
             tasks,
@@ -371,6 +342,7 @@ class Agent:
             batch_size=self._loop.evaluation_batch_size,
             threshold=self._loop.success_threshold,
             executor=self._sampling,
+            draws=draws,
         )
         return await unless_stopped(stop, evaluating)
 

@@ -66,7 +66,7 @@ class Journal:
         """A line of metrics, and one per task with the outcome on every held-out prompt; nothing for no tasks."""
         if not scores:
             return
-        metrics = {f"eval/{score.task}/accuracy": score.accuracy for score in scores}
+        metrics = {name: value for score in scores for name, value in score.metrics.items()}
         self.metrics(step, metrics)
         for score in scores:
             self._sink.evaluation(
@@ -80,6 +80,7 @@ class Journal:
                     "mean_length": score.mean_length,
                     "eos_rate": score.eos_rate,
                 }
+                | _sampled(score)
             )
         self._callback.on_evaluate(self._agent, step, metrics)
 
@@ -89,3 +90,14 @@ class Journal:
 
     def _head(self, step: int) -> dict[str, object]:
         return {"agent": self._agent, "step": step, "wall_s": self.wall_s}
+
+
+def _sampled(score: TaskScore) -> dict[str, object]:
+    """What a line of evals.jsonl has beside the greedy result where completions were sampled."""
+    if not score.num_samples:
+        return {}
+    return {
+        "num_samples": score.num_samples,
+        "num_correct": score.num_correct.tolist(),
+        "pass_at_k": {str(k): rate for k, rate in score.pass_at_k.items()},
+    }

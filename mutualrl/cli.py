@@ -139,6 +139,38 @@ def compare(
     )
 
 
+@app.command(name="eval")
+def evaluate(
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CHECKPOINT... [KEY=VALUE]...",
+            help="Hugging Face directories, adapters, hub names or runs; and settings: max_completion_length, temperature, "
+            "prompt_format, prompt_column, threshold, batch_size, device, dtype, threads, seed.",
+        ),
+    ],
+    data: Annotated[str, typer.Option(help="A data file or data set with answers, or a run (its TOML or its directory).")],
+    task: Annotated[str | None, typer.Option(help="Only this task of the run; or the name of the data.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many prompts per task.")] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(help="Reward; may be given again. Default: the run's, else exact_match.", show_default=False),
+    ] = None,
+    num_samples: Annotated[int, typer.Option(min=0, help="Completions sampled per prompt, for pass@k.")] = 0,
+    pass_k: Annotated[str, typer.Option(help="The k of pass@k, separated by commas.")] = "1",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per checkpoint and task.")] = False,
+) -> None:
+    """Evaluate checkpoints side by side on held-out prompts, the first being what the others are compared with."""
+    from mutualrl.eval_settings import read_settings, split_overrides
+
+    paths, overrides = split_overrides(checkpoints)
+    options = {"data": data, "task": task, "limit": limit, "rewards": reward or [], "num_samples": num_samples}
+    settings = read_settings(options | {"pass_k": pass_k.split(",")}, overrides)
+    from mutualrl.evaluation import run_eval
+
+    run_eval(paths, settings, as_json=as_json)
+
+
 @app.command()
 def align(
     source: Annotated[str, typer.Option("--from", metavar="A", help="The tokenizer of the upper line.")],

@@ -66,16 +66,23 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Greedy accuracy on held-out prompts before the first step, every `every` steps (0: never), and at the end.
 
-    threshold: the reward from which a completion counts as correct.
+    batch_size: completions decoded at a time. threshold: the reward from which a completion counts as correct.
+    num_samples: completions sampled per prompt, as in training, for pass@k at each k of `pass_k`; 0: none.
     """
 
     every: int = 20
     batch_size: int = 256
     threshold: float = 1.0
+    num_samples: int = 0
+    pass_k: tuple[int, ...] = (1, 8)
 
     def __post_init__(self) -> None:
         check_range(self, "every", ge=0, le=MANY)
         check_range(self, "batch_size", ge=1, le=MANY)
+        check_range(self, "num_samples", ge=0, le=2**20)
+        if not self.pass_k or min(self.pass_k) < 1 or (self.num_samples and max(self.pass_k) > self.num_samples):
+            most = self.num_samples or "num_samples"
+            raise ValueError(f"`pass_k` must hold numbers from 1 to {most}, got pass_k={list(self.pass_k)!r}")
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

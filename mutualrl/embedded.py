@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agents.agent import Parts
+from agents.loop import Parts
 from agents.stopping import unless_stopped
 from exchange.endpoints import private_ipc_dir
 from exchange.types import AgentName

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agents.agent import Parts
 from agents.callbacks import Callback, Callbacks
+from agents.loop import Parts
 from agents.rewards.rewards import Reference
 from agents.tasks.config import TaskConfig
 from mutualrl.embedded import run_embedded

@@ -15,7 +15,7 @@ from agents.errors import TaskError
 from agents.policies.policy import Loaded
 from agents.rewards.rewards import Reference
 from agents.tasks.config import Data, TaskConfig
-from agents.tasks.data import Row, read_data
+from agents.tasks.data import Row, read_data, take_rows
 from agents.tasks.load import TaskData, given_task
 from mutualrl.errors import ConfigError
 from mutualrl.load import Table
@@ -174,26 +174,19 @@ def read_datasets(
 
 def _given(name: str, train: Any, heldout: Any) -> TaskData:
     try:
-        config = Data(name=name, path=name)
-        return given_task(config, _rows(name, train), _rows(name, heldout))
+        return given_task(name, _rows(name, train), _rows(name, heldout))
     except (TaskError, ValueError) as error:
         raise ConfigError(f"data set {name!r}: {error}") from error
 
 
-def _rows(name: str, given: Any) -> Iterable[object]:
-    if given is None:
-        return []
+def _rows(name: str, given: Any) -> list[Row]:
     if isinstance(given, str | Path):
         given = Data(name=name, path=str(given))
     if isinstance(given, Data):
-        return [{**row.columns, "prompt": _prompt(row)} for row in read_data(given)]
-    if isinstance(given, Iterable) and not isinstance(given, Mapping):
-        return given
+        return read_data(given)
+    if given is None or (isinstance(given, Iterable) and not isinstance(given, Mapping)):
+        return take_rows(given or [], Data(name=name, path=f"data set {name!r}"))
     raise ConfigError(f"data set {name!r}: it is a path, a datasets.Dataset, a list of dicts or a Data config, got {given!r}")
-
-
-def _prompt(row: Row) -> object:
-    return plain(row.messages) if row.conversational else row.messages[0].content
 
 
 def _describe(given: Any) -> str:

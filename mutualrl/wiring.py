@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import exchange
-from agents.agent import Agent, Parts
+from agents.agent import Agent
 from agents.checkpoint import load_state
 from agents.config import AgentConfig
 from agents.errors import CheckpointError, PolicyError, RewardError, TaskError
 from agents.learner import Learner, LearnerSettings
-from agents.loop import Loop
+from agents.loop import Loop, Parts
 from agents.objectives.choose import components
 from agents.policies.policy import Policy, build_policy
 from agents.publish import Producer
@@ -99,6 +99,8 @@ def loop_of(run: Run, seams: Sequence[Seam] = ()) -> Loop:
         schedule=run.schedule,
         evaluate_every=run.evaluation.every,
         evaluation_batch_size=run.evaluation.batch_size,
+        num_samples=run.evaluation.num_samples,
+        pass_k=run.evaluation.pass_k,
         success_threshold=run.evaluation.threshold,
         save_steps=run.save_steps,
         dump_every=run.dump_every,

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from agents.errors import PolicyError
 from agents.policies.config import LoRA
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -66,6 +67,20 @@ def load_adapter(model: PreTrainedModel, path: Path) -> None:
     saved = load_file(path / ADAPTER_FILE)
     for name, tensor in adapter_tensors(model).items():
         tensor.copy_(saved[name])
+
+
+def load_merged(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model that an adapter and its base make together, and its tokenizer: beside the adapter, else the base's.
+
+    The base is loaded from where the adapter's config says. Raises PolicyError when either cannot be had.
+    """
+    try:
+        model = AutoPeftModelForCausalLM.from_pretrained(str(path))
+        base = model.peft_config["default"].base_model_name_or_path
+        tokenizer = AutoTokenizer.from_pretrained(path if (path / "tokenizer_config.json").is_file() else base)
+        return model.merge_and_unload(), tokenizer
+    except Exception as error:  # a model's files and code are foreign: anything may come
+        raise PolicyError(f"cannot load the LoRA adapter in {path} with its base: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from agents.errors import TaskError
 from agents.tasks import problems
 from agents.tasks.config import Add, Data, Greatest, Multiply, ReasoningGym, Reverse, Sort, Subtract, SwapWords, TaskConfig
-from agents.tasks.data import Row, read_data, take_rows
+from agents.tasks.data import Row, read_data
 from agents.tasks.gym import read_gym
 from agents.types import Prompt
 from exchange.types import Message, PromptId
@@ -86,15 +86,14 @@ def load_task(config: TaskConfig, *, seed: int) -> TaskData:
     return TaskData(name=config.name, train=prompts[config.heldout :], heldout=prompts[: config.heldout])
 
 
-def given_task(config: Data, train: Iterable[object], heldout: Iterable[object]) -> TaskData:
-    """A task of rows that a program has at hand, both sets in their order; columns as in `Data`.
+def given_task(name: str, train: Sequence[Row], heldout: Sequence[Row]) -> TaskData:
+    """A task of rows that are at hand, both sets in their order. Either may be empty.
 
-    A prompt that is in both is only held out. Either may be empty.
+    A prompt that is in both is only held out.
     """
-    kept = _distinct(config.name, take_rows(heldout, config))
+    kept = _distinct(name, heldout)
     ids = {prompt.id for prompt in kept}
-    prompts = _distinct(config.name, take_rows(train, config))
-    return TaskData(name=config.name, train=[prompt for prompt in prompts if prompt.id not in ids], heldout=kept)
+    return TaskData(name=name, train=[prompt for prompt in _distinct(name, train) if prompt.id not in ids], heldout=kept)
 
 
 def _generated(space_of: Callable[[Any], problems.Space]) -> Callable[[Any, random.Random], list[Prompt]]:

@@ -29,6 +29,7 @@ class Eval(msgspec.Struct, frozen=True, kw_only=True):
     """One line of evals.jsonl: greedy accuracy of one agent on one task's held-out prompts; step 0 is before training.
 
     correct [N]: 1 or 0 per prompt, in the order of prompt_ids [N]. mean_length in tokens; eos_rate in 0..1.
+    pass_at_k: by k, of sampled completions; empty where none were.
     """
 
     agent: str
@@ -41,9 +42,10 @@ class Eval(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[str, ...] = ()
     mean_length: float | None = None
     eos_rate: float | None = None
+    pass_at_k: dict[str, float] = {}
 
     def __post_init__(self) -> None:
-        numbers = [self.accuracy, self.wall_s, self.mean_length or 0.0, self.eos_rate or 0.0]
+        numbers = [self.accuracy, self.wall_s, self.mean_length or 0.0, self.eos_rate or 0.0, *self.pass_at_k.values()]
         if not (0 <= self.step <= MAX_STEP and all(map(math.isfinite, numbers)) and set(self.correct) <= {0, 1}):
             raise ValueError(f"no evaluation has these numbers, got {self}")
 

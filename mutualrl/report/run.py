@@ -18,6 +18,7 @@ from mutualrl.report.hits import hit_series
 from mutualrl.report.outcomes import Pair, judge
 from mutualrl.report.page import agent_cards, write_page
 from mutualrl.report.records import Rescue, RunRecord, load_record
+from mutualrl.report.sampled import sampled_table
 from mutualrl.report.svg import MUTED, series_color, series_variable
 from mutualrl.report.trial import trial_table
 from mutualrl.report.verdict import percent, run_verdict
@@ -55,6 +56,7 @@ def write_run_report(run_dir: Path, control_dir: Path | None) -> Path:
         "counters": counter_table(run),
         "counters_note": "Sums over the run, and means over its steps. Thin lines: single steps; bold: their running mean.",
         "counter_charts": _counter_charts(run),
+        "sampled": sampled_table(run),
         "trial": trial_table(run.trial),
         "rescues": choose_rescues(run.rescues),
         "rescue_note": "Shown are different prompts, those cut most differently first.",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from agents.rewards.rewards import Rewards
 from agents.samplers.hf import HFSampler
 from agents.tasks.config import Reverse, Sort
 from agents.tasks.load import TaskData, load_task
-from agents.types import Completion, Prompt
+from agents.types import Prompt
 from agents.warm_start import _example, _loss, warm_start
 
 TASKS = [
@@ -98,43 +96,3 @@ def test_an_answer_that_cannot_be_spelled_is_not_trained_on() -> None:
     task = TaskData(name="t", train=[replace(prompt, columns={"answer": "a東"})], heldout=[])
     with pytest.raises(PolicyError, match="cannot spell '東' in the answer"):
         warm_start(build(), WarmStart(steps=1, mix={"t": 1.0}), [task], seed=0)
-
-
-class ScriptedSampler:
-    """Answers every prompt with `text`, without an end token when the prompt is a sorting one."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
-
-    def greedy(self, prompts: Sequence[Prompt], batch_size: int) -> list[Completion]:
-        return [self._answer(prompt.task == "reverse") for prompt in prompts]
-
-    def _answer(self, ended: bool) -> Completion:
-        size = len(self.text) + ended
-        row = np.zeros(size, dtype=np.int32)
-        return Completion(ids=row, logprobs=row.astype(np.float32), ends=row, text=self.text, finished=ended, has_eos=ended)
-
-
-async def test_scores_by_task() -> None:
-    tasks = [
-        load_task(Reverse(name="reverse", alphabet="ab", length=2, heldout=3), seed=1),
-        load_task(Sort(name="sort", alphabet="ab", length=2, heldout=3), seed=1),
-    ]
-    reverse, sort = await evaluate(ScriptedSampler(b"ab"), tasks, Rewards(["exact_match"]))
-    for score, task in ((reverse, tasks[0]), (sort, tasks[1])):
-        expected = [prompt.columns["answer"] == "ab" for prompt in task.heldout]
-        assert score.task == task.name
-        assert score.correct.tolist() == expected
-        assert score.accuracy == sum(expected) / 3
-        assert score.prompt_ids == tuple(prompt.id for prompt in task.heldout)
-    assert (reverse.mean_length, reverse.eos_rate) == (3.0, 1.0)
-    assert (sort.mean_length, sort.eos_rate) == (2.0, 0.0)
-
-
-async def test_no_reward_is_not_correct_and_the_threshold_counts() -> None:
-    def half_or_none(prompts: list[str], completions: list[str]) -> list[float | None]:
-        return [0.5, None, 0.4]
-
-    task = load_task(Reverse(name="reverse", alphabet="ab", length=2, heldout=3), seed=1)
-    (score,) = await evaluate(ScriptedSampler(b"ab"), [task], Rewards([half_or_none]), threshold=0.5)
-    assert score.correct.tolist() == [True, False, False]

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": {"run"},
     "log": {"run", "--kind", "--agent", "--prompt", "--after", "--limit", "--json"},
     "compare": {"config", "overrides", "--rules", "--seeds", "--output-dir", "--require-gain"},
+    "eval": {"checkpoints", "--data", "--task", "--limit", "--reward", "--num-samples", "--pass-k", "--json"},
     "align": {"text", "--from", "--to", "--file", "--json", "--svg", "--from-pattern", "--to-pattern"},
     "keys": {"directory", "names", "--observer"},
     "version": set(),

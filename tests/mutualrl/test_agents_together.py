@@ -16,7 +16,7 @@ from agents.agent import Agent
 from agents.errors import RewardError
 from exchange.config import HubConfig
 from exchange.types import AgentName, StepPrompts, Version
-from mutualrl.config import Run
+from mutualrl.config import Evaluation, Run
 from mutualrl.rundir import RunDir
 from mutualrl.topology import hub_edges, teachers
 from mutualrl.wiring import build_parts, loop_of
@@ -76,6 +76,20 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
     assert left.keys() == right.keys()
     for name, value in left.items():
         assert torch.equal(value, right[name]), name
+
+
+async def test_sampled_evaluations_leave_training_as_it_is(tmp_path: Path) -> None:
+    weights = {}
+    for name, evaluation in (("without", {"every": 0}), ("with", {"every": 1, "num_samples": 4, "pass_k": [1, 4]})):
+        (tmp_path / name).mkdir()
+        run = msgspec.structs.replace(graded({"rule": "isolated"}), evaluation=msgspec.convert(evaluation, Evaluation))
+        weights[name] = (await train(run, tmp_path / name))["alpha"]
+    assert_equal(weights["without"], weights["with"])
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "with" / "evals.jsonl").read_bytes().splitlines()]
+    assert len(lines) == 10 and all(len(line["num_correct"]) == 4 and line["num_samples"] == 4 for line in lines)
+    assert all(line["pass_at_k"]["4"] >= line["pass_at_k"]["1"] for line in lines)
+    metrics = (tmp_path / "with" / "metrics.jsonl").read_text()
+    assert metrics.count('"alpha/eval/sort/pass@4"') == 5
 
 
 def overlap(completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:

@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from synthetic_run import ALONE, SKILLS, TAUGHT, make_config, write_lines, write_run
 
@@ -19,6 +20,7 @@ from mutualrl.report.outcomes import Outcome, Pair, judge
 from mutualrl.report.page import visible
 from mutualrl.report.records import load_record
 from mutualrl.report.run import choose_rescues, is_shared, run_warnings
+from mutualrl.report.sampled import sampled_table
 from mutualrl.report.svg import spread
 from mutualrl.report.verdict import percent, points, run_verdict
 from mutualrl.statistics import Gain
@@ -172,6 +174,19 @@ def headline_of(directory: Path) -> str:
 def test_without_a_control_nothing_is_claimed(tmp_path: Path) -> None:
     headline = headline_of(write_run(tmp_path / "run", TAUGHT))
     assert headline == "They got better at each other’s skills; there is no control to compare with."
+
+
+def test_several_attempts_are_told_where_completions_were_sampled(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", TAUGHT)
+    assert sampled_table(load_record(run)) is None
+    lines = [msgspec.json.decode(line) for line in (run / "evals.jsonl").read_bytes().splitlines()]
+    last = max(line["step"] for line in lines)
+    for line in lines:
+        if line["agent"] == "alpha" and line["step"] in (0, last):
+            line["pass_at_k"] = {"1": 0.25, "8": 0.75} if line["step"] else {"1": 0.125, "8": 0.5}
+    (run / "evals.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    text = Outline(write_report(run)).text
+    assert "alpha on reverse" in text and "50\u00a0% → 75\u00a0%" in text
 
 
 def test_one_agent_alone_and_isolated_agents_share_nothing(tmp_path: Path) -> None:
