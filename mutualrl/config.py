@@ -15,6 +15,9 @@ MAX_SEED = 2**63 - 1
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`learner` may learn from `teacher`; kinds restricts which experience may cross (None: all)."""
 
@@ -96,7 +99,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     (None: all). dump_every: the first of every so many steps is dumped, for `mutualrl replay` (0: none); a multiple of
     save_steps dumps the step behind a checkpoint. step_timeout_s: in lockstep, how long a step may wait for a peer; in both
     modes, silence after which the run says who waits for whom. drain_s: how long a run that is being stopped waits for its
-    agents to finish what they compute and save.
+    agents to finish what they compute and save. report_to: where metrics go beside the run's own files
+    (mutualrl/trackers.py).
     """
 
     name: str = "run"
@@ -110,6 +114,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     dump_every: int = 0
     step_timeout_s: float = 300.0
     drain_s: float = 30.0
+    report_to: Literal["none"] | TrackerName | tuple[TrackerName, ...] = "none"
     tasks: tuple[TaskConfig, ...]
     agents: dict[str, AgentConfig]
     topology: Topology = Topology()
@@ -127,3 +132,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         check_range(self, "save_total_limit", ge=1, le=MANY)
         check_range(self, "step_timeout_s", gt=0, le=LONG_S)
         check_range(self, "drain_s", ge=0, le=LONG_S)
+
+    @property
+    def trackers(self) -> tuple[TrackerName, ...]:
+        """`report_to` as names, each once."""
+        if self.report_to == "none":
+            return ()
+        return (self.report_to,) if isinstance(self.report_to, str) else tuple(dict.fromkeys(self.report_to))

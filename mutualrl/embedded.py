@@ -7,6 +7,7 @@ directory, so that a run of a program and a run of the command line are the same
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -28,7 +29,10 @@ from mutualrl.given import Given
 from mutualrl.hub import hub_main
 from mutualrl.manifest import Manifest, Status, installed_versions, now
 from mutualrl.rundir import RunDir
+from mutualrl.trackers import Reporter
 from mutualrl.wiring import build_parts, take_part
+
+logger = logging.getLogger("mutualrl.trainer")
 
 
 async def run_embedded(run: Run, run_dir: RunDir, given: Given, stop: asyncio.Event) -> tuple[bool, dict[str, Parts]]:
@@ -53,7 +57,9 @@ async def run_embedded(run: Run, run_dir: RunDir, given: Given, stop: asyncio.Ev
     run_dir.write_manifest(manifest)
     try:
         await unless_stopped(stop, _build(run, run_dir, given, into=parts))
-        finished = not stop.is_set() and await _train(run, run_dir, manifest, parts, stop)
+        with Reporter(run, run_dir, manifest, tell=logger.warning) as reporter:
+            finished = not stop.is_set() and await _train(run, run_dir, manifest, parts, stop)
+            await asyncio.to_thread(reporter.finish)
         status = "done" if finished else "stopped"
         return finished, parts
     finally:

@@ -25,6 +25,10 @@ class MetricsTail:
         self._path = path
         self._offset = 0
 
+    def skip(self) -> None:
+        """Leave out what is there by now."""
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
     def read(self) -> list[Row]:
         """New complete rows; lines that are not JSON objects are left out, and a missing file has no rows."""
         try:

@@ -6,7 +6,7 @@ lock            held by the `up` that runs here  rescues.jsonl   one line per re
 logs/ROLE.log   what each process printed        coin.jsonl      one line per prompt of a rescue trial
 records/        what crossed the exchange        exchange.json   the hub's last statistics
 checkpoints/    models in Hugging Face layout    completions.jsonl, where a reward logs columns
-dumps/          steps, for `mutualrl replay`     report.html
+dumps/          steps, for `mutualrl replay`     report.html, and tensorboard/ by `report_to`
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from mutualrl.progress import AgentProgress, MetricsTail
 from mutualrl.resume import take_up, wait_for_former
 from mutualrl.rundir import RunDir, fresh_path, new_run_dir, old_run_dir
 from mutualrl.supervise import Outcome, Supervisor, role_command
+from mutualrl.trackers import Reporter
 from mutualrl.traffic import observe
 from mutualrl.validate import validate
 
@@ -129,7 +130,8 @@ async def _run(
         view.tell(f"{run.name}: {', '.join(run.agents)} in {run_dir.path}; {begins}")
         for warning in warnings:
             view.tell(f"warning: {warning}")
-        outcome = await _supervise(run, run_dir, manifest, view, command)
+        with Reporter(run, run_dir, manifest, tell=view.tell):
+            outcome = await _supervise(run, run_dir, manifest, view, command)
         if crossed := view.traffic.describe():
             view.tell(crossed)
         return outcome

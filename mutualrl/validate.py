@@ -25,6 +25,7 @@ from mutualrl.errors import ConfigError
 from mutualrl.given import NOTHING, Given
 from mutualrl.schema import nearest
 from mutualrl.topology import routes, teachers
+from mutualrl.trackers import missing_packages
 
 _LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 _AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -34,7 +35,7 @@ _RESERVED = ("hub", "supervisor")
 def validate(run: Run, given: Given = NOTHING) -> list[str]:
     """Warnings for what is allowed but probably not meant; ConfigError with all that makes the run impossible."""
     available, problems = _count_training_prompts(run, given)
-    problems += [*_check_names(run), *_check_agents(run, available, given)]
+    problems += [*_check_names(run), *_check_agents(run, available, given), *missing_packages(run)]
     try:
         routes(run)
     except ConfigError as error:

@@ -92,7 +92,7 @@ def test_a_trainer_and_agents_on_their_own_reach_the_same_weights(tmp_path: Path
     trainer = MutualTrainer(
         policies=run.agents,
         reward_funcs=overlap,
-        args=MutualConfig(output_dir=tmp_path, max_steps=run.steps, mode="lockstep", eval_steps=2),
+        args=MutualConfig(output_dir=tmp_path, max_steps=run.steps, mode="lockstep", eval_steps=2, report_to="tensorboard"),
         train_dataset=run.tasks,
         callbacks=[journal],
     )
@@ -111,7 +111,8 @@ def test_a_trainer_and_agents_on_their_own_reach_the_same_weights(tmp_path: Path
         assert len([each for each in own if each[0] == "log"]) == len(policy.log_history) >= 7
         assert policy.metrics["step"] == 4 and "eval/reverse/accuracy" in policy.metrics
     found = {each.name for each in result.run_dir.iterdir()}
-    assert found >= {"config.json", "manifest.json", "metrics.jsonl", "evals.jsonl", "exchange.json", "report.html", "records"}
+    files = {"config.json", "manifest.json", "metrics.jsonl", "evals.jsonl", "exchange.json", "report.html"}
+    assert found >= files | {"records", "tensorboard", "checkpoints"}
     run_dir = RunDir(result.run_dir)
     assert run_dir.read_manifest().status == "done" and validate(run_dir.read_config()) == []
 
