@@ -15,7 +15,9 @@ from agents.config import TranslationConfig
 from agents.tasks.config import TaskConfig
 from exchange import BlobStats, GroupStats, HubConfig, HubStats
 from exchange.stats import DiskStats, WorkerStats
+from mutualrl import MutualConfig, MutualTrainer
 from mutualrl.config import Exchange
+from mutualrl.trainer_inputs import read_policies
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -39,9 +41,20 @@ def test_tasks_in_toml_are_valid(document: Path) -> None:
 
 
 def test_the_readmes_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (program,) = blocks(ROOT / "README.md", "python")
+    (program,) = (block for block in blocks(ROOT / "README.md", "python") if "asyncio.run" in block)
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
     assert "Critique(agent='alpha'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", ROOT / "docs" / "trainer.md"], ids=lambda path: path.name)
+def test_what_is_shown_of_the_trainer_has_arguments_that_it_takes(document: Path) -> None:
+    (program,) = (block for block in blocks(document, "python") if "MutualTrainer" in block)
+    calls = {ast.unparse(node.func): node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)}
+    given = {name: {each.arg: each.value for each in calls[name].keywords} for name in ("MutualTrainer", "MutualConfig")}
+    assert given["MutualTrainer"].keys() <= inspect.signature(MutualTrainer).parameters.keys()
+    MutualConfig(**{str(name): ast.literal_eval(value) for name, value in given["MutualConfig"].items()})
+    tables, _ = read_policies(ast.literal_eval(given["MutualTrainer"]["policies"]))
+    assert re.findall(r'policies\["(.+?)"\]', program)[0] in tables
 
 
 @pytest.mark.slow
