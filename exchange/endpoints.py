@@ -29,6 +29,7 @@ __all__ = [
     "loopback_of",
     "private_ipc_dir",
     "remove_private_dir",
+    "silence_at",
 ]
 
 _PREFIX = "mrl-"
@@ -126,17 +127,30 @@ def loopback_of(endpoint: str) -> str:
     return f"tcp://{EVERY_INTERFACE[host]}:{port}" if endpoint.startswith("tcp://") and host in EVERY_INTERFACE else endpoint
 
 
+def silence_at(endpoint: str, waited_s: float) -> str:
+    """What to say to whoever waited there for a hub in vain; on another machine a loopback address finds nobody, ever."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if endpoint.startswith("ipc://") or _is_loopback(host):
+        reach = "it reaches this machine alone; a hub on another one needs keys and is called by its host's name"
+    else:
+        reach = "a hub there must listen on that address and not on its own loopback"
+    return f"no WELCOME within {waited_s:g} s, got endpoint={endpoint!r}: does a hub of this run listen there? ({reach})"
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
+
+
 def _check_tcp(endpoint: str, rest: str, keyed: bool) -> None:
     host, _, port = rest.rpartition(":")
     if not port.isdigit() or int(port) > 65_535:
         raise EndpointError(f"a tcp endpoint ends with a port, got endpoint={endpoint!r}")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise EndpointError(f"an IPv6 address stands in brackets, got endpoint={endpoint!r}: write tcp://[::1]:{port}")
-    if keyed and host:
+    if (keyed and host) or _is_loopback(host):
         return
-    with suppress(ValueError):
-        if host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback:
-            return
     raise EndpointError(
         f"without keys an exchange serves one machine only, got endpoint={endpoint!r}: use ipc:// or tcp://127.0.0.1, "
         f"or give hub and workers keys (`mutualrl keys`)"

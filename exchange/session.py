@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from exchange.endpoints import silence_at
 from exchange.errors import ClosedError, ConnectError, ExchangeError, HubLostError, WireError
 from exchange.messages import (
     DATA_TO_HUB,
@@ -132,9 +133,7 @@ class Session:
             async with asyncio.timeout(timeout_s):
                 welcome = await self._opened
         except TimeoutError:
-            raise ConnectError(
-                f"no WELCOME within {timeout_s:g} s, got endpoint={self._endpoint!r}: does a hub of this run listen there?"
-            ) from None
+            raise ConnectError(silence_at(self._endpoint, timeout_s)) from None
         self._start(self._beat(welcome.heartbeat_s), "heartbeat")
         return welcome
 

@@ -185,6 +185,19 @@ async def test_something_else_at_the_endpoint_is_an_error_too() -> None:
                 pass
 
 
+async def test_a_loopback_default_on_another_host_is_an_error_that_says_so_and_no_hang(unused_port: int) -> None:
+    with pytest.raises(ConnectError, match="reaches this machine alone; a hub on another one needs keys"):
+        async with exchange.connect(f"tcp://127.0.0.1:{unused_port}", name="alpha", run_id="r", connect_timeout_s=0.05):
+            pass
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 async def test_a_hub_that_ends_tells_its_workers() -> None:
     async with AsyncExitStack() as stack:
         async with serving() as endpoint:
