@@ -81,6 +81,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rewards: built-in names, import strings, or tables of functions in a process of their own. reward_error: a function that
     fails ends the run, or abstains from the completions in question.
     micro_batch_size: rows per forward pass; any split gives the same update, but for rounding.
+    num_processes: that train the policy together on this machine, each with a part of its weights and of the optimizer's state
+    (FSDP). They take as many devices of the kind, from `device` on.
     device: "auto" (cuda when there is one, else cpu), "cpu", "cuda", "cuda:1", "mps", "xpu" … threads: CPU threads of torch.
     skills: the tasks that this agent masters from the start; reports set them apart from its peers' tasks.
     min_step_s: a step takes at least this long; for studying unequal speeds.
@@ -106,6 +108,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    num_processes: int = 1
     device: str = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     threads: int = 1
@@ -116,6 +119,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         check_range(self, "prompts_per_step", "micro_batch_size", ge=1, le=MANY)
         check_range(self, "threads", ge=1, le=4096)
+        check_range(self, "num_processes", ge=1, le=1024)
         check_range(self, "num_generations", ge=2, le=2**20)
         check_range(self, "learning_rate", "max_grad_norm", gt=0)
         check_range(self, "weight_decay", ge=0)
@@ -125,6 +129,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"`device` must be auto, cpu, mps, cuda or cuda:N (or xpu …), got device={self.device!r}")
         if isinstance(self.policy, HFPolicy) and self.policy.device_map is not None and self.device != "auto":
             raise ValueError(f'`device` must stay "auto" beside `policy.device_map`, got device={self.device!r}')
+        if isinstance(self.policy, HFPolicy) and self.policy.device_map is not None and self.num_processes > 1:
+            raise ValueError(
+                f"`num_processes` must stay 1 beside `policy.device_map`, got num_processes={self.num_processes}: the one lays "
+                "whole layers on several devices, the other a part of every layer on each"
+            )
         if not self.rewards:
             raise ValueError("`rewards` must name at least one reward function, got rewards=()")
         if self.reward_weights is not None and len(self.reward_weights) != len(self.rewards):

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from agents.errors import NonFiniteError, ObjectiveError
-from agents.microbatch import MicroBatch, collate, split
+from agents.microbatch import MicroBatch, collate
 from agents.objectives.component import Component, LogProbs
 from agents.optimizer import MasterAdamW
 from agents.policies.lora import adapter_off, has_adapter
+from agents.ranks import Ranks, part_of
 from agents.rows import Row, Stream
 from agents.scoring import Scorer
 
@@ -57,9 +58,13 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A microbatch with the log-probs that were fixed before the step's first update; None where they are not needed."""
+    """A microbatch with the log-probs that were fixed before the step's first update; None where they are not needed.
+
+    counts: False for rows of another rank, computed so that all ranks compute equally often.
+    """
 
     batch: MicroBatch
+    counts: bool
     old: Tensor | None
     ref: Tensor | None
 
@@ -72,10 +77,20 @@ class Learner:
         model: torch.nn.Module,
         components: Sequence[Component],
         settings: LearnerSettings,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._model = model
+        """ranks: that train the model together, each with such a learner; this one alone when None."""
+        self._ranks = ranks or Ranks()
+        self.model = model
         self._components = components
         self._settings = settings
+        self._needs_ref = any(component.needs_ref for component in components)
+        # Under LoRA the base weights do not move: the reference is the model with its adapter off.
+        copied = self._needs_ref and not has_adapter(model)
+        self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
+        for each in (model, self._reference):
+            if each is not None:
+                self._ranks.shard(each)
         parameter = next(model.parameters())
         self._device = parameter.device
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -85,13 +100,10 @@ class Learner:
             weight_decay=settings.weight_decay,
             max_grad_norm=settings.max_grad_norm,
         )
-        self._needs_ref = any(component.needs_ref for component in components)
-        # Under LoRA the base weights do not move: the reference is the model with its adapter off.
-        copied = self._needs_ref and not has_adapter(model)
-        self._score = Scorer(model, temperature=settings.temperature)
-        self._reference = copy.deepcopy(model).requires_grad_(False) if copied else None
-        self._score_reference = (
-            self._score if self._reference is None else Scorer(self._reference, temperature=settings.temperature)
+        self._score, self._score_reference = (
+            # The parts of a sharded model gather their weights inside its own forward pass only.
+            Scorer(each, temperature=settings.temperature, in_parts=self._ranks.size == 1)
+            for each in (model, self._reference or model)
         )
         self._non_finite = 0
         self.steps: int | None = 0
@@ -113,7 +125,7 @@ class Learner:
         if self._reference is not None:
             with torch.no_grad():
                 for name, parameter in self._reference.named_parameters():
-                    parameter.copy_(state.tensors[f"{REFERENCE}{name}"])
+                    parameter.copy_(part_of(state.tensors[f"{REFERENCE}{name}"], parameter))
         self.steps, self._non_finite = state.steps, state.non_finite
 
     def step(self, rows: Sequence[Row], *, prompts: int) -> dict[str, float]:
@@ -132,7 +144,7 @@ class Learner:
     @torch.no_grad()
     def _sync(self, reference_model: torch.nn.Module) -> None:
         """reference = alpha * policy + (1 - alpha) * reference (TR-DPO, arXiv 2404.09656), as in TRL."""
-        for reference, parameter in zip(reference_model.parameters(), self._model.parameters(), strict=True):
+        for reference, parameter in zip(reference_model.parameters(), self.model.parameters(), strict=True):
             reference.lerp_(parameter, self._settings.ref_model_mixup_alpha)
 
     def _learn(self, rows: Sequence[Row], prompts: int) -> dict[str, float]:
@@ -151,13 +163,14 @@ class Learner:
         metrics: dict[str, float] = {"non_finite": 0.0}
         for _ in range(self._settings.num_iterations):
             stats.clear()
-            loss = self._accumulate(planned, by_stream, prompts, stats)
+            part = self._accumulate(planned, by_stream, prompts, stats)
+            loss, totals = self._ranks.add(part, {name: (value, count) for name, (value, count) in stats.items()})
             norm, stepped = self._optimizer.step(loss)
             self.steps = None if stepped else self.steps
             metrics["loss"], metrics["grad_norm"] = loss, norm
             self._count_non_finite(stepped, loss, metrics)
         self.steps = done
-        metrics.update({name: total / count for name, (total, count) in stats.items() if count})
+        metrics.update({name: total / count for name, (total, count) in totals.items() if count})
         metrics["learning_rate"] = self._settings.learning_rate
         metrics["learn_time"] = time.perf_counter() - started
         return metrics
@@ -179,12 +192,12 @@ class Learner:
     def _plan(self, rows: Sequence[Row]) -> list[_Planned]:
         """Microbatches of one stream, with old log-probs only where more than one update will be made on them."""
         planned = []
-        for indices in split(rows, self._settings.micro_batch_size):
+        for indices, counts in self._ranks.microbatches(rows, self._settings.micro_batch_size):
             chosen = [rows[index] for index in indices]
             batch = collate(chosen, pad_id=self._settings.pad_id, device=self._device, dtype=self._dtype)
             old = self._frozen(batch) if self._settings.num_iterations > 1 else None
             wants_ref = self._needs_ref and rows[0].stream is Stream.OWN
-            planned.append(_Planned(batch, old, self._under_reference(batch) if wants_ref else None))
+            planned.append(_Planned(batch, counts, old, self._under_reference(batch) if wants_ref else None))
         return planned
 
     @torch.no_grad()
@@ -193,7 +206,7 @@ class Learner:
 
     @torch.no_grad()
     def _under_reference(self, batch: MicroBatch) -> Tensor:
-        with adapter_off(self._model):
+        with adapter_off(self.model):
             return self._score_reference(batch)
 
     def _accumulate(
@@ -210,6 +223,9 @@ class Learner:
             denominators = [each.denominator(by_stream[stream], prompts) for each in active]
             for item in batches:
                 current = self._score(item.batch)
+                if not item.counts:
+                    (0.0 * current.sum()).backward()  # type: ignore[no-untyped-call]
+                    continue
                 logprobs = LogProbs(current=current, old=current.detach() if item.old is None else item.old, ref=item.ref)
                 _compare_with_sampler(logprobs.old, item.batch, stats)
                 loss = torch.zeros((), device=self._device, dtype=self._dtype)

@@ -11,6 +11,7 @@ from typing import Literal
 from agents.callbacks import Callback
 from agents.evaluate import Draws
 from agents.learner import Learner
+from agents.learner_group import LearnerGroup
 from agents.policies.policy import Policy
 from agents.publish import Producer
 from agents.receiver import PeerReceiver
@@ -60,7 +61,7 @@ class Parts:
 
     policy: Policy
     sampler: Sampler
-    learner: Learner
+    learner: Learner | LearnerGroup
     rewards: Rewards
     receiver: PeerReceiver
     rule: SharingRule

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from agents.ranks import part_of
+
 MASTER = "master"
 
 PORTION_BYTES = 128 << 20
@@ -56,9 +58,9 @@ class MasterAdamW:
                 raise ValueError(f"an optimizer over {len(self._masters)} parameters has no {key}: the policy is another one")
             if name == MASTER:
                 with torch.no_grad():
-                    self._masters[int(index)].copy_(value)
+                    self._masters[int(index)].copy_(part_of(value, self._masters[int(index)]))
             else:
-                state.setdefault(int(index), {})[name] = value
+                state.setdefault(int(index), {})[name] = part_of(value, self._masters[int(index)])
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def step(self, loss: float) -> tuple[float, bool]:

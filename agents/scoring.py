@@ -45,14 +45,14 @@ def plain_logprobs(model: nn.Module, batch: MicroBatch, *, temperature: float) -
 class Scorer:
     """The log-probs of a model's completions at one sampling temperature, with gradients where they are enabled."""
 
-    def __init__(self, model: nn.Module, *, temperature: float) -> None:
-        """Runs the model a few times on a dozen tokens."""
+    def __init__(self, model: nn.Module, *, temperature: float, in_parts: bool = True) -> None:
+        """Runs the model a few times on a dozen tokens. in_parts: False leaves it whole without a try."""
         self._model = model
         self._temperature = temperature
         self._backbone: nn.Module | None = None
         self._hidden_size: int | None = None
         self._limit = float("inf")
-        if isinstance(model, PreTrainedModel) and model.base_model is not model:
+        if in_parts and isinstance(model, PreTrainedModel) and model.base_model is not model:
             self._take_apart(model)
 
     def __call__(self, batch: MicroBatch) -> Tensor:

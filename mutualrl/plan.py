@@ -35,7 +35,7 @@ def _processes(run: Run) -> Table:
         table.add_row(
             name,
             f"{device}, {agent.dtype}",
-            str(agent.threads),
+            f"{agent.num_processes} × {agent.threads}" if agent.num_processes > 1 else str(agent.threads),
             _policy(agent),
             str(agent.sampler.__struct_config__.tag),
             f"{agent.prompts_per_step} × {agent.num_generations}",

@@ -140,7 +140,7 @@ def _warnings(run: Run) -> Iterator[str]:
             )
         if isinstance(agent.sharing, PRP) and agent.sharing.denominator == "receiver" and agent.objective.num_iterations == 1:
             yield f'{name}: with denominator="receiver" and one iteration every peer ratio is 1 and the clip never acts'
-    threads = sum(agent.threads for agent in run.agents.values())
+    threads = sum(agent.threads * agent.num_processes for agent in run.agents.values())
     cores = os.cpu_count() or 1
     if threads > cores:
         yield f"the agents' threads add up to {threads}, but this machine has {cores} cores: steps will be slow"

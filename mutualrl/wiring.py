@@ -17,10 +17,12 @@ from agents.checkpoint import load_state
 from agents.config import AgentConfig
 from agents.errors import CheckpointError, PolicyError, RewardError, TaskError
 from agents.learner import Learner, LearnerSettings
+from agents.learner_group import LearnerGroup
 from agents.loop import Loop, Parts
 from agents.objectives.choose import components
 from agents.policies.policy import Policy, build_policy
 from agents.publish import Producer
+from agents.ranks import Ranks
 from agents.receiver import PeerReceiver
 from agents.rewards.rewards import Rewards
 from agents.samplers.choose import build_sampler
@@ -38,6 +40,7 @@ from mutualrl.checkpoints import join, read_checkpoint
 from mutualrl.config import Run
 from mutualrl.errors import ConfigError
 from mutualrl.given import NOTHING, Given
+from mutualrl.leader import lead
 from mutualrl.manifest import Manifest
 from mutualrl.rundir import RunDir
 from mutualrl.topology import published_kinds, routes, teachers
@@ -125,6 +128,11 @@ def build_parts(run: Run, name: AgentName, run_dir: RunDir, *, checkpoint: int |
 
 def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None, given: Given) -> Parts:
     config = run.agents[name]
+    if config.num_processes > 1 and given is not NOTHING:
+        raise PolicyError(
+            f"num_processes={config.num_processes} needs agents in processes of their own, which see no objects of this one: "
+            "use `mutualrl up` with a run file"
+        )
     tasks = [given.tasks.get(task.name) or load_task(task, seed=run.seed) for task in run.tasks]
     functions = given.rewards.get(name, config.rewards)
     rewards = Rewards(functions, config.reward_weights, policy=name, on_error=config.reward_error)
@@ -144,7 +152,7 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None, 
         started = time.perf_counter()
         loss = warm_start(policy, config.warm_start, tasks, seed=run.seed)
         logger.info("warm start: loss %.4f after %.1f s", loss, time.perf_counter() - started)
-    learner = build_learner(config, policy)
+    learner = start_learner(config, policy, run_dir, name)
     state = None if part is None else resume(part, learner, tasks)
     receiver = PeerReceiver(
         policy.tokenizer,
@@ -177,7 +185,14 @@ def _build_parts(run: Run, name: AgentName, run_dir: RunDir, part: Path | None, 
     )
 
 
-def resume(part: Path, learner: Learner, tasks: Sequence[TaskData]) -> AgentState:
+def start_learner(config: AgentConfig, policy: Policy, run_dir: RunDir, name: AgentName) -> Learner | LearnerGroup:
+    """The agent's learner, with the other processes that it has, if any."""
+    if config.num_processes == 1:
+        return build_learner(config, policy)
+    return lead(run_dir, name, policy, size=config.num_processes, build=partial(build_learner, config))
+
+
+def resume(part: Path, learner: Learner | LearnerGroup, tasks: Sequence[TaskData]) -> AgentState:
     """Put the learner into the state of a part, whose weights the policy has; returns the agent's.
 
     Raises CheckpointError when the tasks' data are not those that the agent trained on.
@@ -218,7 +233,7 @@ def preflight(tasks: Sequence[TaskData], rewards: Rewards, sampler: Sampler) -> 
     sampler.preflight(prompts)
 
 
-def build_learner(config: AgentConfig, policy: Policy) -> Learner:
+def build_learner(config: AgentConfig, policy: Policy, ranks: Ranks | None = None) -> Learner:
     """The learner with the components of the agent's objective and sharing rule."""
     return Learner(
         policy.model,
@@ -234,6 +249,7 @@ def build_learner(config: AgentConfig, policy: Policy) -> Learner:
             ref_model_sync_steps=config.objective.ref_model_sync_steps if config.objective.sync_ref_model else None,
             ref_model_mixup_alpha=config.objective.ref_model_mixup_alpha,
         ),
+        ranks,
     )
 
 
