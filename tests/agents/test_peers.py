@@ -282,7 +282,7 @@ async def test_behind_a_seam_what_was_abandoned_is_passed_over() -> None:
             gathered = await again.gather(2, [PromptId("p6"), PromptId("p2")], [PromptId("p6"), PromptId("p2")])
         assert steps_of(gathered.experience, "p6") == [0, 1]
         assert "p2" not in gathered.experience
-        assert gathered.metrics["sample/staleness_max"] == 2.0
+        assert gathered.metrics["peer/staleness_max"] == 2.0
 
 
 async def test_a_feed_goes_on_from_its_state(clients: tuple[Client, Client]) -> None:
