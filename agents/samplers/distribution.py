@@ -40,6 +40,11 @@ def _cut_to_mass(log_probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
     return log_probs_BV.masked_fill(cut_mask_BV, -torch.inf)
 
 
+def finest_dtype(device: torch.device) -> torch.dtype:
+    """float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def draw_tokens(log_probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
     """Token ids [B] by inverting each row's cumulative distribution at its uniform number in [0, 1).
 
@@ -47,7 +52,7 @@ def draw_tokens(log_probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.T
     Sums over blocks of tokens find the block, sums within it the token, which spares a cumulative sum over the whole
     vocabulary. Both are added up in float64 where the device has it, which keeps the tail of a large vocabulary within reach.
     """
-    precise = torch.float32 if log_probs_BV.device.type == "mps" else torch.float64
+    precise = finest_dtype(log_probs_BV.device)
     whole = log_probs_BV.shape[-1]
     blocks = -(-whole // BLOCK)
     probs_BV = log_probs_BV.exp()

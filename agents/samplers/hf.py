@@ -15,7 +15,7 @@ import torch
 from agents.config import Sampling
 from agents.policies.policy import Policy
 from agents.samplers.decode import Choose, Stop, decode
-from agents.samplers.distribution import draw_tokens, sampling_log_probs
+from agents.samplers.distribution import draw_tokens, finest_dtype, sampling_log_probs
 from agents.samplers.sampler import check_prompts, completions_of, groups_of
 from agents.types import Completion, Group, Prompt
 from exchange.types import Version
@@ -48,7 +48,7 @@ class HFSampler:
     def sample(self, prompts: Sequence[Prompt], *, num_generations: int, step: int, version: Version, seed: int) -> list[Group]:
         """See `Sampler.sample`; `version` is only written into the groups."""
         uniforms_BT = _uniforms(seed, step, len(prompts) * num_generations, self._sampling.max_completion_length)
-        uniforms_BT = uniforms_BT.to(self._policy.device)
+        uniforms_BT = uniforms_BT.to(finest_dtype(self._policy.device)).to(self._policy.device)
 
         def choose(logits_bV: torch.Tensor, rows_b: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
             log_probs_bV = sampling_log_probs(logits_bV, self._sampling)
