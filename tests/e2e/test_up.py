@@ -142,7 +142,7 @@ async def test_nothing_outlives_a_killed_supervisor_and_strangers_do(tmp_path: P
         ipc_dir = Path(run_dir.read_manifest().endpoint.removeprefix("ipc://")).parent
         up.kill()
         try:
-            await eventually(lambda: not any(alive(process.pid) for process in descendants), within_s=3.0)
+            await eventually(lambda: not any(alive(process.pid) for process in descendants), within_s=HANG_S)
         except TimeoutError:
             pytest.fail(f"still alive: {[process for process in descendants if alive(process.pid)]}")
         finally:
