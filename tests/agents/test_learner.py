@@ -163,6 +163,23 @@ def test_with_a_kl_term_a_dead_group_still_has_the_kl_gradient_and_only_that(los
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_tokens_that_cannot_be_drawn_leave_padded_rows_finite(loss_type: str) -> None:
+    # Token 0 also fills the padding of ragged rows, where its log-prob is -inf under policy and reference alike.
+    objective = Objective(loss_type=loss_type, epsilon_high=5.0, beta=0.5)  # type: ignore[arg-type]
+    model = BigramLM(5, seed=0)
+    with torch.no_grad():
+        model.table[:, 0] = -torch.inf
+    learner = make_learner(model, objective=objective, micro_batch_size=8)
+    with torch.no_grad():
+        model.table[:, 1:] += 0.3 * BigramLM(5, seed=1).table[:, 1:]
+    metrics = learner.step(EIGHT, prompts=4)
+    assert metrics["non_finite"] == 0
+    assert np.isfinite(metrics["loss"]) and np.isfinite(metrics["kl"]) and metrics["grad_norm"] > 0
+    assert model.table.grad is None or torch.isfinite(model.table.grad).all()
+    assert torch.isfinite(model.table[:, 1:]).all()
+
+
 def test_one_iteration_has_ratio_one_and_more_iterations_clip() -> None:
     model = BigramLM(5, seed=0)
     once = make_learner(model, learning_rate=1.0).step(EIGHT, prompts=4)

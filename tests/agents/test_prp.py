@@ -1,7 +1,9 @@
 """PRP: union advantages, guards, spans, both denominators."""
 
 from dataclasses import replace
+from typing import Literal
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from agents.sharing.prp import PRPRule
 from agents.sharing.rule import Shared
 from agents.testing import ScriptedReceiver, make_group, make_prompt, make_rollouts
 from agents.types import Group, Prompt
-from exchange.types import RolloutGroup
+from exchange.types import Message, RolloutGroup
 from tokenalign import Encoder, Translator
 from tokenalign.testing import EOS_ID, char_tokenizer
 
@@ -80,6 +82,19 @@ async def test_every_row_of_a_group_carries_its_own_sums(tokenizer: str) -> None
     shared = await share(make_rule(), make_group(make_prompt(), [0, 0, 0, 0]), record)
     sums = [row.spans.logprobs.tolist() for row in of(shared, Stream.PEER) if row.spans is not None]
     assert sorted(sums, reverse=True) == [[-1, -0.5], [-2, -0.5], [-3, -0.5], [-4, -0.5]]
+
+
+@pytest.mark.parametrize("tokenizer", ["source", "receiver"])
+@pytest.mark.parametrize("denominator", ["behaviour", "receiver"])
+async def test_a_peers_completion_is_conditioned_on_the_receivers_own_prompt(
+    denominator: Literal["behaviour", "receiver"], tokenizer: str
+) -> None:
+    group = replace(make_group(make_prompt(), [0, 0]), prompt_ids=np.array([3, 1, 4, 1], dtype=np.int32))
+    asked_otherwise = (Message(role="system", content="a hint"), Message(role="user", content="reverse ab:"))
+    record = msgspec.structs.replace(make_rollouts([b"ba"], tokenizer=tokenizer), messages=asked_otherwise)
+    shared = await share(make_rule(PRP(denominator=denominator)), group, record)
+    (row,) = of(shared, Stream.PEER)
+    assert row.prompt_ids.tolist() == [3, 1, 4, 1]
 
 
 async def test_the_receiver_denominator_has_no_spans() -> None:

@@ -86,6 +86,7 @@ def test_rollouts_are_whole_groups() -> None:
     assert [each.text for each in texts] == [b"abc", b"xy", b"de", b""]
     assert [each.finished for each in texts] == [True, False, True, True]
     assert [each.has_eos for each in texts] == [True, False, False, True]
+    assert record.messages == MIXED.prompt.messages, "what the completions were sampled under"
     np.testing.assert_array_equal(record.logprobs, np.concatenate([each.logprobs for each in MIXED.completions]))
 
 

@@ -17,6 +17,7 @@ from agents.errors import RewardError
 from exchange.config import HubConfig
 from exchange.types import AgentName, StepPrompts, Version
 from mutualrl.config import Evaluation, Run
+from mutualrl.given import NOTHING, Given
 from mutualrl.rundir import RunDir
 from mutualrl.topology import hub_edges, teachers
 from mutualrl.wiring import build_parts, loop_of
@@ -48,10 +49,12 @@ def make_run(sharing: dict[str, object], *, agents: int = 1, **settings: object)
     return msgspec.convert(body, Run)
 
 
-async def train(run: Run, path: Path, *, silent: str = "") -> dict[str, dict[str, torch.Tensor]]:
+async def train(run: Run, path: Path, *, silent: str = "", given: Given = NOTHING) -> dict[str, dict[str, torch.Tensor]]:
     """Run all agents but the silent one to their end; their parameters by agent and name."""
-    parts = {name: build_parts(run, AgentName(name), RunDir(path)) for name in run.agents if name != silent}
-    config = HubConfig(run_id="test", members=frozenset(run.agents), edges=hub_edges(run))
+    parts = {name: build_parts(run, AgentName(name), RunDir(path), given=given) for name in run.agents if name != silent}
+    config = HubConfig(
+        run_id="test", members=frozenset(run.agents), edges=hub_edges(run), memory_bytes=run.exchange.memory_bytes
+    )
     async with exchange.memory(config) as hub, asyncio.TaskGroup() as group:
 
         async def play(name: str) -> None:
@@ -113,6 +116,29 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor
     steps = [line for line in lines if "alpha/reward" in line]
     assert len(steps) == 4 and all(line.get("alpha/grad_norm", 0.0) > 0 for line in steps), "nothing was learned"
     return parameters
+
+
+def twice_told(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
+    """Raises when an answer is not its own prompt's; equal rewards for all."""
+    for prompt, right in zip(prompts, answer, strict=True):
+        letters = prompt.split()[1].rstrip(":")
+        assert right == (letters[::-1] if prompt.startswith("reverse") else "".join(sorted(letters))), (prompt, right)
+    return [1.0] * len(completions)
+
+
+async def test_columns_stay_with_their_prompts_and_steps_without_a_lesson_pass(tmp_path: Path) -> None:
+    run = make_run({"rule": "isolated"}, mode="async")
+    agent = msgspec.structs.replace(run.agents["alpha"], rewards=(f"{__name__}:twice_told",), max_staleness=1)
+    run = msgspec.structs.replace(run, agents={"alpha": agent}, steps=6)
+    before: dict[str, torch.Tensor] = dict(
+        build_parts(run, AgentName("alpha"), RunDir(tmp_path)).policy.model.named_parameters()
+    )
+    assert_equal((await train(run, tmp_path))["alpha"], before)
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [line for line in lines if "alpha/reward" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert all(line["alpha/skipped_steps"] == line["alpha/frac_reward_zero_std"] == 1 for line in steps)
+    assert not any("alpha/loss" in line for line in steps)
 
 
 RULES: list[dict[str, object]] = [

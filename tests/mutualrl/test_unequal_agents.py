@@ -53,10 +53,11 @@ async def test_agents_of_unequal_settings_learn_from_each_other(
     run = msgspec.convert(body, Run)
     await train(run, tmp_path)
     lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
-    for name, completions, longest in (("alpha", 8 * 4, 5), ("beta", 5 * 8, 3)):
+    for name, completions, longest, learning_rate in (("alpha", 8 * 4, 5, 1e-3), ("beta", 5 * 8, 3, 3e-4)):
         steps = [line for line in lines if f"{name}/reward" in line]
         assert [line["step"] for line in steps] == [1, 2, 3]
         assert all(line[f"{name}/rows/own"] == completions for line in steps)
         assert all(line[f"{name}/completions/max_length"] <= longest for line in steps)
+        assert all(line[f"{name}/learning_rate"] == learning_rate for line in steps if f"{name}/learning_rate" in line)
         assert sum(line[f"{name}/{took_part}"] for line in steps) > 0, name
         assert all(line.get(f"{name}/non_finite", 0) == 0 for line in steps)

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agents.config import AgentConfig, SandboxedReward, TinyPolicy, WarmStart
-from agents.sharing.config import SGT, Isolated
+from agents.config import AgentConfig, Objective, Sampling, SandboxedReward, TinyPolicy, WarmStart
+from agents.sharing.config import PRP, SGT, Isolated
 from agents.tasks.config import Data, Reverse, Sort, TaskConfig
 from mutualrl.config import Edge, Run, Topology
 from mutualrl.errors import ConfigError
@@ -92,6 +92,20 @@ def test_an_agent_without_teachers_is_warned_of() -> None:
     edges = Topology(shape="edges", edges=(Edge(learner="beta", teacher="alpha"),))
     (warning,) = validate(run_with(topology=edges, alpha=ALPHA, beta=changed(sharing=SGT())))
     assert warning.startswith("alpha is alone: no edge")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=20)])
+def test_a_cut_support_is_warned_of(sampling: Sampling) -> None:
+    (warning,) = validate(run_with(alpha=changed(sampling=sampling), beta=ALPHA))
+    assert warning.startswith("alpha samples from a cut support (top_p, top_k)")
+
+
+def test_a_peer_ratio_that_is_always_one_is_warned_of() -> None:
+    constant = changed(sharing=PRP(denominator="receiver"))
+    (warning,) = validate(run_with(alpha=constant, beta=ALPHA))
+    assert warning.startswith('alpha: with denominator="receiver" and one iteration every peer ratio is 1')
+    twice = msgspec.structs.replace(constant, objective=Objective(num_iterations=2))
+    assert validate(run_with(alpha=twice, beta=ALPHA)) == []
 
 
 def test_more_threads_than_cores_is_warned_of() -> None:
