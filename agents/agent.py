@@ -37,6 +37,7 @@ from agents.checkpoint import Resumable, point_at, save_part
 from agents.config import AgentConfig
 from agents.drawing import Drawing
 from agents.dump import StepDump, write_dump
+from agents.dynamic_sampling import fill
 from agents.errors import NonFiniteError
 from agents.evaluate import Draws, TaskScore, evaluate
 from agents.journal import Journal
@@ -99,6 +100,8 @@ class Agent:
         self._sampling = self._torch if in_process else ThreadPoolExecutor(1, thread_name_prefix="sampler")
         # Agents of one run must not share their random numbers, or equal policies would sample alike.
         self._seed = zlib.crc32(f"{loop.seed}/{name}".encode())
+        rounds = range(1, config.dynamic_sampling_rounds + 1)
+        self._sampling_seeds = [self._seed, *(zlib.crc32(f"{loop.seed}/{name}/{each}".encode()) for each in rounds)]
         self._trial = CoinTrial() if isinstance(config.sharing, SGT) and config.sharing.coin else None
         self._data = {task.name: task.fingerprint for task in parts.tasks}
         self._drawing = Drawing(train, self._feed, seed=loop.seed, schedule=loop.schedule, count=config.prompts_per_step)
@@ -267,16 +270,25 @@ class Agent:
 
     async def _meet_peers(self, step: int, batch: Batch) -> tuple[list[Group], Gathered, Shared]:
         """Judge the groups, publish them, gather what peers know, and turn both into training rows."""
-        scored = await self._score(batch.groups)
+        scored, sampling = await self._fill(batch)
         await self._publish(scored, batch.number)
         gathered = await self._feed.gather(step, [group.prompt.id for group in scored], self._parts.rule.wants(scored))
         rng = np.random.default_rng([self._seed, step])
         self._parts.receiver.check_sampled(scored, np.random.default_rng([self._seed, step, 1]))
         shared = await self._parts.rule.share(scored, gathered.experience, step=step, steps=self._loop.steps, rng=rng)
-        return scored, gathered, shared
+        return scored, gathered, replace(shared, counters={**shared.counters, **sampling})
 
-    async def _sample(self, prompts: Sequence[Prompt], number: int) -> list[Group]:
-        sample, count, seed = self._parts.sampler.sample, self._config.num_generations, self._seed
+    async def _fill(self, batch: Batch) -> tuple[list[Group], dict[str, float]]:
+        """The batch's groups, judged, with those that dynamic sampling adds, and metrics of it."""
+
+        async def more(round_number: int, groups: Sequence[Group]) -> list[Group]:
+            prompts = self._drawing.more(batch.draw, [group.prompt for group in groups])
+            return await self._score(await self._sample(prompts, batch.number, round_number)) if prompts else []
+
+        return await fill(await self._score(batch.groups), more, rounds=self._config.dynamic_sampling_rounds)
+
+    async def _sample(self, prompts: Sequence[Prompt], number: int, round_number: int = 0) -> list[Group]:
+        sample, count, seed = self._parts.sampler.sample, self._config.num_generations, self._sampling_seeds[round_number]
         return await asyncio.get_running_loop().run_in_executor(
             self._sampling,
             lambda: sample(prompts, num_generations=count, step=number, version=self._sampled_by, seed=seed),

@@ -89,6 +89,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_staleness: how many versions older than the learner's the weights may be that sampled what it trains on; so many
     batches are sampled ahead. staleness: which of them is trained on next, and what becomes of one that is too old
     (agents/ahead.py).
+    dynamic_sampling_rounds: how many times, at most, further prompts are sampled while fewer than P groups have unequal
+    rewards; groups of equal ones then count in no denominator (agents/dynamic_sampling.py). 0: off.
     """
 
     policy: PolicyConfig
@@ -115,6 +117,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_step_s: float = 0.0
     max_staleness: int = 0
     staleness: Literal["wait", "drop", "withhold"] = "wait"
+    dynamic_sampling_rounds: int = 0
 
     def __post_init__(self) -> None:
         check_range(self, "prompts_per_step", "micro_batch_size", ge=1, le=MANY)
@@ -124,7 +127,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check_range(self, "learning_rate", "max_grad_norm", gt=0)
         check_range(self, "weight_decay", ge=0)
         check_range(self, "min_step_s", ge=0, le=LONG_S)
-        check_range(self, "max_staleness", ge=0, le=1024)
+        check_range(self, "max_staleness", "dynamic_sampling_rounds", ge=0, le=1024)
+        self._check_dynamic_sampling()
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"`device` must be auto, cpu, mps, cuda or cuda:N (or xpu …), got device={self.device!r}")
         if isinstance(self.policy, HFPolicy) and self.policy.device_map is not None and self.device != "auto":
@@ -140,4 +144,17 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"`reward_weights` must have one weight per reward, got {len(self.reward_weights)} weights for "
                 f"{len(self.rewards)} rewards"
+            )
+
+    def _check_dynamic_sampling(self) -> None:
+        rounds = f"got dynamic_sampling_rounds={self.dynamic_sampling_rounds}"
+        if self.dynamic_sampling_rounds and self.max_staleness:
+            raise ValueError(
+                f"`dynamic_sampling_rounds` must stay 0 with samples ahead, {rounds}, max_staleness={self.max_staleness}: "
+                "whether a batch needs more prompts is known once it is judged; set one of the two to 0"
+            )
+        if self.dynamic_sampling_rounds and self.objective.scaling == "batch":
+            raise ValueError(
+                f'`dynamic_sampling_rounds` must stay 0 beside objective.scale_rewards="batch", {rounds}: the batch\'s spread '
+                'would count the groups that are left out; set scale_rewards = "group" or "none"'
             )

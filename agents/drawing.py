@@ -41,6 +41,16 @@ class Drawing:
         """A batch is used now."""
         self.met |= drawn.schedule_steps
 
+    def more(self, drawn: Draw, have: Sequence[Prompt]) -> list[Prompt]:
+        """Up to `count` prompts behind those of a batch's newest schedule step that are not among `have`.
+
+        Fewer or none when the training prompts are used up. The same ones for all agents with equal counts.
+        """
+        count = min(len(have) + self._count, len(self._train))
+        behind = draw(self._train, seed=self._seed, step=max(drawn.schedule_steps), count=count)
+        known = {prompt.id for prompt in have}
+        return [prompt for prompt in behind if prompt.id not in known][: self._count]
+
     async def next(self) -> Draw:
         """The next batch's prompts; waits for the hub only where peers are followed."""
         met = set(self._drawn)

@@ -60,7 +60,8 @@ def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objectiv
     """The own stream: one row per completion that has a reward.
 
     With `mask_truncated_completions` a completion that hit the length limit is no row at all (its reward still shaped the
-    baseline), so that no loss denominator counts it; neither is any completion of a withheld group.
+    baseline), so that no loss denominator counts it; neither is any completion of a withheld group, nor one without an
+    advantage of a dead group.
     """
     return [
         Row(
@@ -75,4 +76,5 @@ def own_rows(groups: Sequence[Group], advantages: Sequence[Advantages], objectiv
         if not group.withheld
         for completion, advantage in zip(group.completions, group_advantages, strict=True)
         if not np.isnan(advantage) and (completion.finished or not objective.mask_truncated_completions)
+        if not (group.dead and advantage == 0.0)
     ]

@@ -65,7 +65,8 @@ class Group:
 
     rewards [G]: float32, NaN where every reward function abstained; None before scoring. by_function: each function's own
     verdicts [G], unweighted. off_policy: sampled by older weights than those that will learn from it, or by another engine
-    than the learner's. withheld: not to be trained on; its rewards count wherever a group's do.
+    than the learner's. withheld: not to be trained on; its rewards count wherever a group's do. dead: found by dynamic
+    sampling to have equal rewards throughout; its rows without an advantage are left out.
     """
 
     prompt: Prompt
@@ -77,6 +78,7 @@ class Group:
     by_function: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     off_policy: bool = False
     withheld: bool = False
+    dead: bool = False
 
     def scored(
         self, rewards: npt.NDArray[np.float32], by_function: Mapping[str, npt.NDArray[np.float32]] | None = None

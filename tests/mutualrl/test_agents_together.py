@@ -198,6 +198,43 @@ async def test_samples_ahead_are_trained_in_async_mode_too(staleness: str, tmp_p
     assert all(line.get("beta/grad_norm", 0.0) > 0 for line in steps)
 
 
+async def test_dynamic_sampling_in_lockstep_gives_the_same_numbers_twice_and_closes_steps_with_all_its_prompts(
+    tmp_path: Path,
+) -> None:
+    run = staled(make_run({"rule": "sgt", "lambda": 1.0}, agents=2), dynamic_sampling_rounds=1, rewards=("exact_match",))
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    first, second = await train(run, tmp_path / "first"), await train(run, tmp_path / "second")
+    for name in run.agents:
+        assert_equal(first[name], second[name])
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "first" / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [line for line in lines if "alpha/reward" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert any(line["alpha/dynamic_sampling/rounds"] == 1 for line in steps), "nothing was added"
+    for line in steps:
+        sampled = 6 * (1 + line["alpha/dynamic_sampling/rounds"])
+        live = line["alpha/dynamic_sampling/kept"]
+        assert live == pytest.approx(sampled * (1 - line["alpha/frac_reward_zero_std"]))
+        assert line["alpha/rows/own"] == 4 * live
+    assert sum(line["alpha/rescues"] for line in steps) > 0
+
+
+def nothing(completions: Sequence[str], **_: object) -> list[float]:
+    return [0.1] * len(completions)
+
+
+async def test_a_run_whose_groups_are_all_dead_ends_without_an_update(tmp_path: Path) -> None:
+    run = staled(make_run({"rule": "isolated"}), dynamic_sampling_rounds=9, rewards=(f"{__name__}:nothing",))
+    parts = build_parts(run, AgentName("alpha"), RunDir(tmp_path))
+    before = {name: value.clone() for name, value in parts.policy.model.named_parameters()}
+    assert_equal((await train(run, tmp_path))["alpha"], before)
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    steps = [line for line in lines if "alpha/reward" in line]
+    # 24 prompts (16 words and 16 of two tasks, 4 of each held out) are used up by 3 rounds behind the first 6.
+    assert [line["alpha/dynamic_sampling/rounds"] for line in steps] == [3.0] * 4
+    assert all(line["alpha/skipped_steps"] == 1 and line["alpha/dynamic_sampling/kept"] == 0 for line in steps)
+
+
 async def test_told_to_stop_an_agent_does_not_wait_for_teachers_at_the_start(tmp_path: Path) -> None:
     run = graded({"rule": "sgt"}, agents=2)
     stop = asyncio.Event()

@@ -211,6 +211,20 @@ async def test_six_steps_equal_three_that_were_stopped_and_three(tmp_path: Path)
     assert steps_saved(broken.checkpoints) == [6, 3]
 
 
+async def test_steps_of_dynamic_sampling_are_resumed_to_the_bit(tmp_path: Path) -> None:
+    run = make_run(*IMITATION)
+    agents = {name: msgspec.structs.replace(agent, dynamic_sampling_rounds=2) for name, agent in run.agents.items()}
+    run = msgspec.structs.replace(run, agents=agents)
+    whole = new_run(tmp_path / "whole", run)
+    expected = Played(whole, await play(whole, tmp_path))
+    rounds = [line.get("alpha/dynamic_sampling/rounds", 0) for line in lines(whole, "metrics.jsonl")["alpha"]]
+    assert sum(rounds[-3:]) > 0, "no round behind the seam, so that nothing is shown"
+    broken = new_run(tmp_path / "broken", run)
+    await play(broken, tmp_path, stop_behind={"alpha": 3, "beta": 3})
+    resume(broken)
+    assert_alike(Played(broken, await play(broken, tmp_path)), expected)
+
+
 async def test_agents_that_stopped_at_unequal_steps_meet_again(imitated: Played, tmp_path: Path) -> None:
     broken = new_run(tmp_path / "broken", make_run(*IMITATION))
     await play(broken, tmp_path, stop_behind={"alpha": 2, "beta": 5})
