@@ -214,7 +214,7 @@ async def test_dynamic_sampling_in_lockstep_gives_the_same_numbers_twice_and_clo
     for line in steps:
         sampled = 6 * (1 + line["alpha/dynamic_sampling/rounds"])
         live = line["alpha/dynamic_sampling/kept"]
-        assert live == pytest.approx(sampled * (1 - line["alpha/frac_reward_zero_std"]))
+        assert live == round(sampled * (1 - line["alpha/frac_reward_zero_std"]))
         assert line["alpha/rows/own"] == 4 * live
     assert sum(line["alpha/rescues"] for line in steps) > 0
 
