@@ -17,7 +17,8 @@ Denominators over the whole step (`loss_type`): grpo, the number of rows, each r
 microbatch; here no split may change the loss, which makes it dapo.
 
 A group of equal rewards has advantage 0: its rows add nothing to the numerator, so they are not even forwarded, and are
-counted by the denominator (as in TRL: more dead groups make the step of the live ones smaller).
+counted by the denominator (as in TRL: more dead groups make the step of the live ones smaller), but for dynamic sampling, which
+leaves them out.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.advantages import group_advantages
@@ -19,7 +19,7 @@ from agents.types import Group
 from exchange.types import AgentName, GroupRewards, Version
 
 NAN = float("nan")
-LIVE, FAILED, SOLVED, ABSTAINED = [1.0, 0.0], [0.1] * 3, [1.0, 1.0], [NAN, NAN]
+LIVE, PARTLY_JUDGED, FAILED, SOLVED, ABSTAINED = [1.0, 0.0], [1.0, NAN, 0.0], [0.1] * 3, [1.0, 1.0], [NAN, NAN]
 
 
 def groups(rewards: Sequence[Sequence[float]], *, round_number: int = 0) -> list[Group]:
@@ -62,12 +62,16 @@ async def test_no_further_prompts_end_the_rounds() -> None:
     assert metrics == {"dynamic_sampling/rounds": 1.0, "dynamic_sampling/kept": 0.0}
 
 
-@given(rounds=st.integers(1, 4), script=st.lists(st.sampled_from([LIVE, FAILED, SOLVED, ABSTAINED]), min_size=15, max_size=15))
+KINDS = st.sampled_from([LIVE, PARTLY_JUDGED, FAILED, SOLVED, ABSTAINED])
+
+
+@settings(max_examples=25)
+@given(rounds=st.integers(1, 4), script=st.lists(KINDS, min_size=15, max_size=15))
 async def test_rounds_are_bounded_and_rewards_stay_with_their_groups(rounds: int, script: list[list[float]]) -> None:
     scripted = Rounds(*(script[start : start + 3] for start in range(3, 15, 3)))
     found, metrics = await fill(groups(script[:3]), scripted.more, rounds=rounds)
     assert len(scripted.asked) <= rounds
-    live = [each is LIVE for each in script[: len(found)]]
+    live = [each is LIVE or each is PARTLY_JUDGED for each in script[: len(found)]]
     assert [not group.dead for group in found] == live
     assert metrics["dynamic_sampling/kept"] == sum(live)
     assert sum(live) >= 3 or len(scripted.asked) == rounds
