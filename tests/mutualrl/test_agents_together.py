@@ -17,7 +17,6 @@ from agents.errors import RewardError
 from exchange.config import HubConfig
 from exchange.types import AgentName, StepPrompts, Version
 from mutualrl.config import Evaluation, Run
-from mutualrl.given import NOTHING, Given
 from mutualrl.rundir import RunDir
 from mutualrl.topology import hub_edges, teachers
 from mutualrl.wiring import build_parts, loop_of
@@ -49,9 +48,9 @@ def make_run(sharing: dict[str, object], *, agents: int = 1, **settings: object)
     return msgspec.convert(body, Run)
 
 
-async def train(run: Run, path: Path, *, silent: str = "", given: Given = NOTHING) -> dict[str, dict[str, torch.Tensor]]:
+async def train(run: Run, path: Path, *, silent: str = "") -> dict[str, dict[str, torch.Tensor]]:
     """Run all agents but the silent one to their end; their parameters by agent and name."""
-    parts = {name: build_parts(run, AgentName(name), RunDir(path), given=given) for name in run.agents if name != silent}
+    parts = {name: build_parts(run, AgentName(name), RunDir(path)) for name in run.agents if name != silent}
     config = HubConfig(
         run_id="test", members=frozenset(run.agents), edges=hub_edges(run), memory_bytes=run.exchange.memory_bytes
     )
