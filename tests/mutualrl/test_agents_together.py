@@ -172,15 +172,20 @@ def staled(run: Run, **settings: object) -> Run:
     return msgspec.structs.replace(run, agents=agents)
 
 
-async def test_lockstep_with_samples_ahead_gives_the_same_numbers_twice(tmp_path: Path) -> None:
-    run = staled(graded({"rule": "sgt", "lambda": 1.0}, agents=2), max_staleness=2)
+async def alike_twice(run: Run, tmp_path: Path) -> list[dict[str, float]]:
+    """Train twice, see the same parameters, and return the lines of alpha's steps."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     first, second = await train(run, tmp_path / "first"), await train(run, tmp_path / "second")
     for name in run.agents:
         assert_equal(first[name], second[name])
     lines = [msgspec.json.decode(line) for line in (tmp_path / "first" / "metrics.jsonl").read_bytes().splitlines()]
-    steps = [line for line in lines if "alpha/reward" in line]
+    return [line for line in lines if "alpha/reward" in line]
+
+
+async def test_lockstep_with_samples_ahead_gives_the_same_numbers_twice(tmp_path: Path) -> None:
+    run = staled(graded({"rule": "sgt", "lambda": 1.0}, agents=2), max_staleness=2)
+    steps = await alike_twice(run, tmp_path)
     assert [line["alpha/sample/staleness_max"] for line in steps] == [0, 1, 2, 2]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert all("alpha/sampling/importance_sampling_ratio/mean" in line for line in steps[1:])
@@ -201,13 +206,7 @@ async def test_dynamic_sampling_in_lockstep_gives_the_same_numbers_twice_and_clo
     tmp_path: Path,
 ) -> None:
     run = staled(make_run({"rule": "sgt", "lambda": 1.0}, agents=2), dynamic_sampling_rounds=1, rewards=("exact_match",))
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    first, second = await train(run, tmp_path / "first"), await train(run, tmp_path / "second")
-    for name in run.agents:
-        assert_equal(first[name], second[name])
-    lines = [msgspec.json.decode(line) for line in (tmp_path / "first" / "metrics.jsonl").read_bytes().splitlines()]
-    steps = [line for line in lines if "alpha/reward" in line]
+    steps = await alike_twice(run, tmp_path)
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert any(line["alpha/dynamic_sampling/rounds"] == 1 for line in steps), "nothing was added"
     for line in steps:
